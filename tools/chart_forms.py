@@ -47,7 +47,8 @@ def loosened(key: str, schema: Schema) -> Schema:
     """Return a schema without the patterns of the rule. What must not be empty still must not."""
     if key in HINTS and "pattern" in schema:
         kept = {name: value for name, value in schema.items() if name != "pattern"}
-        text = {"type": ["string", "number"]} if key == "tag" else {}
+        other = "number" if key == "tag" else "object" if HINTS[key] == _NAME else ""
+        text = {"type": ["string", other]} if other else {}
         return kept | text | ({} if re.search(schema["pattern"], "") else {"minLength": 1})
     if key in HINTS and "items" in schema:
         return schema | {"items": loosened(key, schema["items"])}

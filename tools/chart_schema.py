@@ -114,8 +114,12 @@ _FOREIGN_VALUES = {
     "imagePullSecrets": "set image.pullSecrets",
     "hfToken": "set weights.huggingFaceTokenSecret to the name of a Secret",
     "persistence": "weights has the volume of models",
+    "ingress.certificateArn": "set ingress.albCertificateArn",
+    "ingress.scheme": "set ingress.albScheme",
+    "ingress.host": "set ingress.hosts, a list",
+    "monitoring.release": "set monitoring.labels: {release: NAME}",
 }
-"""Values of other charts at the top level -> the chart's own, or one sentence."""
+"""Values of other charts, by their paths -> the chart's own, or one sentence."""
 
 
 def _moved_values() -> Iterator[tuple[str, str]]:
@@ -253,8 +257,9 @@ def values_schema() -> Schema:
     properties["tenants"]["properties"]["inline"] |= {
         key: value for key, value in inline.items() if key not in ("description", "minProperties", "propertyNames")
     }
-    for path in old:
-        _let_through(path, properties)
+    for path in (*old, *_FOREIGN_VALUES):
+        if "." in path:
+            _let_through(path, properties)
     pods = properties["modelPods"]["properties"]
     own = {key: _partial_of(f"#/properties/modelPods/properties/{key}", schema) for key, schema in pods.items()}
     described_pods = {"type": "object", "description": "Keys of modelPods that differ for this model.", "properties": own}
@@ -262,6 +267,7 @@ def values_schema() -> Schema:
     of_models = {"order": _ORDER, "pods": {**described_pods, **closed}, "podsOf": _PODS_OF, "served": _SERVED}
     config["$defs"]["ModelSettings"]["properties"] |= of_models
     let_zero_through(config["$defs"])
+    del config["$defs"]["ModelSettings"]["if"], config["$defs"]["ModelSettings"]["then"]  # the rule required-from-zero says why
     foreign = dict(open_to_foreign_names(config))
     for name in ("ModelSettings", "IngressSettings"):
         replicas = config["$defs"][name]["properties"]["replicas"]
@@ -275,7 +281,7 @@ def values_schema() -> Schema:
         "type": "object",
         "additionalProperties": False,
         "required": ["config", *properties],
-        "patternProperties": _patterns({*_FOREIGN_VALUES, *(path for path in old if "." not in path)}),
+        "patternProperties": _patterns(path for path in (*_FOREIGN_VALUES, *old) if "." not in path),
         "properties": {
             **properties,
             "enabled": {"type": "boolean", "description": "Read by a parent chart alone, as the `condition` of this one."},
@@ -287,7 +293,7 @@ def values_schema() -> Schema:
 
 
 def _let_through(path: str, properties: dict[str, Any]) -> None:
-    """Let the schema pass a value that has moved: the rule value-moved refuses it by a sentence with its new place."""
+    """Let the schema pass a value that has moved or is foreign: a rule refuses it by a sentence with its place."""
     *parents, key = path.split(".")
     section: Schema = {"properties": properties}
     for parent in parents:

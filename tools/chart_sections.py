@@ -62,15 +62,11 @@ def open_to_foreign_names(config: dict[str, Any]) -> Iterator[tuple[str, dict[st
         (pattern,) = spellings(place.meant())
         yield name, {"pattern": pattern}
         ours: list[dict[str, Any]] = [{"enum": place.own()}] if place.own() else []
-        # A condition that the section has already counts in either case.
-        own = {key: section.pop(key) for key in ("if", "then", "else") if key in section}
         section["if"] = {"propertyNames": {"anyOf": [*ours, {"not": {"$ref": f"#/$defs/{name}"}}]}}
         section["then"] = {
             "additionalProperties": section.pop("additionalProperties"),
             "properties": dict.fromkeys(section["properties"], True),
-            **own,
         }
-        section |= {"else": own} if own else {}
 
 
 def spellings(names: Iterable[str]) -> dict[str, Any]:

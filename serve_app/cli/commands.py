@@ -89,7 +89,10 @@ def fit(
         str | None, typer.Option(help="Tokens of the longest request: 16384, 16k (16,000), 16K (16,384). Default: the model's.")
     ] = None,
     requests_per_s: Annotated[
-        float | None, typer.Option(help="Rate for which replicas and their price are computed; also --requests/s.")
+        list[str] | None,
+        typer.Option(
+            help="Rate for which replicas and their price are computed; also --requests/s; MODEL=RATE for one model of a CONFIG."
+        ),
     ] = None,
     prompt: Annotated[int, typer.Option(help="Tokens of a prompt, for the replicas.", min=1, max=1 << 30)] = 500,
     answer: Annotated[int, typer.Option(help="Tokens of an answer, for the replicas.", min=1, max=1 << 30)] = 200,
@@ -107,7 +110,7 @@ def fit(
         gpus=gpus,
         nodes=nodes,
         context=context,
-        requests_per_s=requests_per_s,
+        requests_per_s=requests_per_s or (),
         prompt=prompt,
         answer=answer,
         as_json=as_json,

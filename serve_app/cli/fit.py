@@ -69,7 +69,8 @@ class Options:
     gpus: int | None
     nodes: int | None
     context: int | None
-    requests_per_s: float | None
+    rates: Mapping[str, float]
+    """Requests per second of single models, and of all others at ""."""
     prompt: int
     answer: int
 
@@ -81,23 +82,22 @@ def fit(
     gpus: int | None,
     nodes: int | None,
     context: str | None,
-    requests_per_s: float | None,
+    requests_per_s: Sequence[str],
     prompt: int,
     answer: int,
     as_json: bool,
 ) -> None:
     """Run `serve-app fit`."""
-    if requests_per_s is not None and not (math.isfinite(requests_per_s) and 0 < requests_per_s <= 1e6):
-        raise ConfigError("--requests-per-s", f"is {requests_per_s:g}", "give requests per second above 0, at most a million")
     asked = list(_asked(source))
-    kinds = _kinds_of(gpu, [each.name for each in asked])
+    names = [each.name for each in asked]
+    kinds = _kinds_of(gpu, names)
     options = Options(
         gpu=kinds.pop("", ""),
         gpu_of=kinds,
         gpus=gpus,
         nodes=nodes,
         context=None if context is None else tokens_of(context, "--context"),
-        requests_per_s=requests_per_s,
+        rates={name: _rate_in(given) for name, given in _by_model("--requests-per-s", requests_per_s, names).items()},
         prompt=prompt,
         answer=answer,
     )
@@ -124,19 +124,37 @@ def _kinds_of(gpu: Sequence[str], models: Sequence[str]) -> dict[str, str]:
     Raises:
         ConfigError: A kind or a model is unknown, or a model has no kind.
     """
-    kinds = {}
-    for given in gpu:
-        name, _, kind = given.rpartition("=")
-        if name and name not in models:
-            raise ConfigError("--gpu", f"names the model {name!r}", f"give one of {', '.join(models)}")
-        if name in kinds:
-            raise ConfigError(
-                "--gpu", f"is given twice for {name or 'all models'}", "give one kind, and MODEL=KIND for other models"
-            )
-        kinds[name] = accelerator_named(kind).name
+    kinds = {name: accelerator_named(kind).name for name, kind in _by_model("--gpu", gpu, models).items()}
     if "" not in kinds and (without := [name for name in models if name not in kinds]):
         raise ConfigError("--gpu", f"names no kind for {', '.join(without)}", "give a kind without MODEL= too")
     return kinds
+
+
+def _by_model(option: str, given: Sequence[str], models: Sequence[str]) -> dict[str, str]:
+    """Return the values of an option by the model before their =; at "" the one for all other models.
+
+    Raises:
+        ConfigError: A model is unknown, or has two values.
+    """
+    found: dict[str, str] = {}
+    for each in given:
+        name, _, value = each.rpartition("=")
+        if name and name not in models:
+            raise ConfigError(option, f"names the model {name!r}", f"give one of {', '.join(models)}")
+        if name in found:
+            raise ConfigError(option, f"is given twice for {name or 'all models'}", "give one, and MODEL=VALUE for other models")
+        found[name] = value
+    return found
+
+
+def _rate_in(given: str) -> float:
+    try:
+        rate = float(given)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate <= 1e6:
+        raise ConfigError("--requests-per-s", f"is {given}", "give requests per second above 0, at most a million")
+    return rate
 
 
 def _asked(source: str) -> Iterator[Asked]:
@@ -185,21 +203,24 @@ def _estimate(asked: Asked, options: Options) -> Estimate:
         args, scaling, offload_gib = _engine_args(asked.settings), asked.settings.replicas, asked.settings.kv.offload_gib
         num_gpus = options.gpus or asked.settings.gpus_per_replica or None
         num_nodes = options.nodes or asked.settings.nodes
+    rate = options.rates.get(asked.name, options.rates.get(""))
     wish = Wish(
         accelerator=ACCELERATORS[options.gpu_of.get(asked.name, options.gpu)],
         num_gpus=num_gpus,
         num_nodes=num_nodes or 1,
         context=options.context,
         engine_args=args,
-        load=None if options.requests_per_s is None else _load_of(options, options.requests_per_s, scaling),
+        load=None if rate is None else _load_of(options, rate, scaling),
         offload_gib=offload_gib,
         pod=asked.pod,
     )
     found = _estimate_of(_folder(asked), wish)
-    return found if asked.settings is None else dataclasses.replace(found, notes=(*_notes(asked.settings), *found.notes))
+    return found if asked.settings is None else dataclasses.replace(found, notes=(*_notes(asked.settings, found), *found.notes))
 
 
-def _notes(model: ModelSettings) -> Iterator[str]:
+def _notes(model: ModelSettings, found: Estimate) -> Iterator[str]:
+    if found.replicas is not None and found.replicas.num > model.replicas.max:
+        yield f"{found.replicas.num:,} replicas are needed, and replicas.max is {model.replicas.max:,}"
     if model.device == "cpu":
         yield "device is cpu in the configuration: sized as if it were cuda"
     if model.adapters and "max_lora_rank" not in _engine_args(model):

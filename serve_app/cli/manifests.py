@@ -87,7 +87,7 @@ def upgrade_lines(text: str) -> Iterator[str]:
         strategy = mapping_at(spec.get("upgradeStrategy"), "upgradeStrategy").get("type", "NewCluster")
         if gpus and strategy != "None":
             yield (
-                f"An upgrade by a new Ray cluster waits for {gpus:g} GPUs beside those in use, without limit. "
+                f"An upgrade by a new Ray cluster waits for {gpus:g} GPU{'' if gpus == 1 else 's'} beside those in use, without limit. "
                 "If there will be none, set upgradeStrategy to None (helm/serve-app/UPGRADE.md)."
             )
 

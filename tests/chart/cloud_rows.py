@@ -146,6 +146,12 @@ CLOUD: list[Check] = [
         merged(ALB, clients("203.0.113.0/24", "100.64.0.0/16")),
     ),
     (
+        "clients in the place of the load balancer's subnets",
+        merged(ALB, at("ingress.annotations", {INBOUND: "10.20.0.0/16, 10.21.0.0/16"}), clients("10.21.0.0/16")),
+        ("clients-are-not-the-balancer: networkPolicies.clients has 10.21.0.0/16, as ", INBOUND),
+        merged(ALB, at("ingress.annotations", {INBOUND: "10.21.0.0/16"}), clients("10.21.0.0/16", "10.0.0.0/16")),
+    ),
+    (
         "a certificate's name",
         merged(ALB, at("ingress.albCertificateArn", "my-cert")),
         ("certificate-without-arn: ingress.albCertificateArn is my-cert", "aws acm list-certificates"),

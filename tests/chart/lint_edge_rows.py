@@ -60,6 +60,15 @@ EDGE: list[Check] = [
         at("gcsFaultTolerance", {"enabled": True, "address": "rediss://master.a.b.euw1.cache.amazonaws.com:6379"}),
     ),
     (
+        "values of other charts below a section",
+        merged(at("monitoring.release", ""), at("ingress.certificateArn", "arn:a")),
+        (
+            "foreign-key: monitoring.release: unknown key; set monitoring.labels: {release: NAME}",
+            "foreign-key: ingress.certificateArn: unknown key; set ingress.albCertificateArn",
+        ),
+        at("monitoring.labels", {"release": "r"}),
+    ),
+    (
         "a certificate of no host",
         at("ingress", {"enabled": True, "tlsSecretName": "t"}),
         ("ingress.tlsSecretName is t, but ingress.hosts is empty", "name the hosts"),
@@ -94,6 +103,18 @@ EFFECT: list[Check] = [
             ("gcsFaultTolerance.username", "u", "gcsFaultTolerance.address", "empty", {"gcsFaultTolerance": REDIS}),
             ("weights.existingClaim", "c", "weights.enabled", "false", at("weights.enabled", True)),
             ("monitoring.prometheusRules", True, "monitoring.podMonitors", "false", at("monitoring.podMonitors", True)),
+        )
+    ],
+    *[
+        (
+            f"a Redis of the chart's that is not made, for {other}",
+            at("gcsFaultTolerance", given | {"redis": {"podLabels": {"a": "b"}, "persistence": {"storageClass": "gp3"}}}),
+            (f"gcsFaultTolerance.redis sets podLabels, persistence.storageClass, but gcsFaultTolerance.{other}: ", way),
+            at("gcsFaultTolerance", {"enabled": True, "redis": {"podLabels": {"a": "b"}}}),
+        )
+        for given, other, way in (
+            ({}, "enabled is false", "set the latter to true, or remove the former"),
+            (REDIS, "address is redis://r", "remove one of them"),
         )
     ],
     (

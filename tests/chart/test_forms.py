@@ -34,8 +34,6 @@ def test_a_null_that_would_drop_a_default_is_refused(path: str) -> None:
         ("gcsFaultTolerance.existingSecretKey", ""),
         ("weights.activeDeadlineSeconds", 0),
         ("head.extraEnv", [{"value": "x"}]),
-        ("config.models.m", {"replicas": {"min": 0}}),
-        ("config.models.m", {"replicas": {"min": 0}, "required": True}),
         ("head.tmpSize", ""),
         ("weights.downloads", [{"path": "a"}]),
         ("ignoredRules", ["no-such-rule"]),
@@ -106,6 +104,19 @@ def test_what_may_be_a_token_in_place_of_its_secrets_name_is_not_printed() -> No
     with pytest.raises(Refused, match=NAME) as refusal:
         render(at("weights.huggingFaceTokenSecret", token))
     assert token not in str(refusal.value)
+
+
+def test_a_mapping_in_place_of_a_secrets_name_is_refused_with_what_to_write() -> None:
+    with pytest.raises(Refused, match=f"wrong-form: weights.huggingFaceTokenSecret is a mapping: {NAME.partition(': ')[2]}"):
+        render(at("weights", {"enabled": True, "downloads": [HUB], "huggingFaceTokenSecret": {"name": "a", "key": "b"}}))
+
+
+@pytest.mark.parametrize("required", [{}, {"required": True}])
+def test_no_replica_of_a_required_model_has_the_sentence_of_serve_app_check(required: dict[str, bool]) -> None:
+    values = models({"name": "m", "model": "/opt/m", "replicas": {"min": 0}} | required)
+    (told,) = problems(values["config"])
+    with pytest.raises(Refused, match=re.escape(f"required-from-zero: config.{told}")):
+        render(values)
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,12 @@ def test_an_encoder_has_no_kv_and_a_gpu_of_its_own_beside_a_chat(folder: Path) -
     models["bge"]["engine_args"] = {"runner": "pooling"}
     config = folder.parent / "both.yaml"
     config.write_text(yaml.safe_dump({"models": models}))
-    code, output = run(config, "--gpu", "l40s", "--gpu", "bge=l4", "--requests/s", "2")
+    code, output = run(config, "--gpu", "l40s", "--gpu", "bge=l4", "--requests/s", "2", "--requests/s", "chat=40")
     assert code == 0, output
+    needed = re.search(r"40 requests/s +(\d+) replicas", output)
+    assert needed is not None
+    assert f"note: {needed[1]} replicas are needed, and replicas.max is 1\n" in output
+    assert "are needed" not in run(config, "--gpu", "l40s", "--requests/s", "chat=0.1")[1]
     chat, bge = sorted(output.split("\n\n"), reverse=True)
     assert "It fits on 1 x l4 with requests of 8,192 tokens.\n" in bge
     assert "  weights                1.06 GiB  of each GPU; error below 1 %" in bge
@@ -232,6 +236,8 @@ def test_a_model_in_the_cache_of_the_hub_is_found(tmp_path: Path) -> None:
         (["FOLDER", "--gpu", "l4", "--context", "lots"], "--context: is 'lots'; give tokens such as 16384"),
         (["FOLDER", "--gpu", "l4", "--requests/s", "nan"], "--requests-per-s: is nan; "),
         (["FOLDER", "--gpu", "l4", "--requests/s", "0"], "--requests-per-s: is 0; "),
+        (["FOLDER", "--gpu", "l4", "--requests/s", "many"], "--requests-per-s: is many; "),
+        (["FOLDER", "--gpu", "l4", "--requests/s", "chat=2"], "--requests-per-s: names the model 'chat'; "),
         (["FOLDER", "--gpu", "l4", "--gpus", "5"], "--gpus, or gpus_per_replica: is 5, and"),
         (["/nowhere", "--gpu", "l4"], "/nowhere: does not exist; give a checkpoint's folder, its config.json, or"),
         (["", "--gpu", "l4"], "MODEL|CONFIG: does not exist; "),

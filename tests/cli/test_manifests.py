@@ -50,6 +50,7 @@ def test_a_sound_chain_is_valid(tmp_path: Path) -> None:
     ("strategy", "gpus", "said"),
     [
         ({}, "4", "waits for 8 GPUs"),
+        ({}, "0.5", "waits for 1 GPU beside"),
         ({"type": "NewCluster"}, "4", "waits for 8 GPUs"),
         ({"type": "None"}, "4", ""),
         ({}, "0", ""),

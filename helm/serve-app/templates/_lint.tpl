@@ -91,16 +91,13 @@ which key is meant. */}}
 {{- end -}}
 {{- end -}}
 {{- range $key, $meant := .shared.foreignValues -}}
-{{- if hasKey $in.root.Values $key -}}
+{{- if eq (include "serve-app.hasAt" (dict "values" $in.root.Values "path" $key)) "true" -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "foreign" "path" $key "what" "key" "meant" $meant) -}}
 {{- end -}}
 {{- end -}}
 {{- range $at, $values := $old -}}
 {{- range $path, $now := $in.shared.moved -}}
-{{- $keys := splitList "." $path -}}
-{{- $parent := $values -}}
-{{- range initial $keys }}{{ $parent = get ($parent | default dict) . }}{{ end -}}
-{{- if hasKey ($parent | default dict) (last $keys) -}}
+{{- if eq (include "serve-app.hasAt" (dict "values" $values "path" $path)) "true" -}}
 {{- $names := dict "path" $path "now" $now -}}
 {{- if $at -}}
 {{- $own := printf "%s." $at -}}
@@ -110,6 +107,13 @@ which key is meant. */}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- end }}
+
+{{- /* Whether there is something, if only null, at a path with dots, as "true" or "false". Args: values, path. */}}
+{{- define "serve-app.hasAt" -}}
+{{- $parent := .values -}}{{- $keys := splitList "." .path -}}
+{{- range initial $keys }}{{ $parent = get ($parent | default dict) . }}{{ end -}}
+{{ hasKey ($parent | default dict) (last $keys) }}
 {{- end }}
 
 {{- define "serve-app.lintConfig" -}}

@@ -38,12 +38,15 @@ in, as of serve-app.judge. */}}
 {{- $private := false -}}{{- /* RFC 1918 and 6598, of which VPCs are made, and 0.0.0.0/0 */ -}}
 {{- range $blocks }}{{ $private = or $private (regexMatch $vpc (.cidr | default "")) }}{{ end -}}
 {{- $is_alb := eq (include "serve-app.alb" .root) "true" -}}
-{{- include "serve-app.judge" (dict "in" . "table" "edge" "ingress" $v.ingress "is_alb" $is_alb "blocks" $blocks "private" $private) -}}
 {{- $of := "alb.ingress.kubernetes.io/" -}}
 {{- $has_groups := hasKey $v.ingress.annotations (printf "%ssecurity-groups" $of) -}}
 {{- $key := printf "%sinbound-cidrs" $of -}}
 {{- $cidrs := list -}}
 {{- range get $v.ingress.annotations $key | splitList "," }}{{ with trim . }}{{ $cidrs = append $cidrs . }}{{ end }}{{ end -}}
+{{- $same := list -}}{{- /* 0.0.0.0/0 has the subnets too, wherever the clients are */ -}}
+{{- range $blocks }}{{ if has .cidr (without $cidrs "0.0.0.0/0") }}{{ $same = append $same .cidr }}{{ end }}{{ end -}}
+{{- include "serve-app.judge" (dict "in" . "table" "edge" "ingress" $v.ingress "is_alb" $is_alb "blocks" $blocks "private" $private
+    "same" $same) -}}
 {{- $in_policy := list -}}{{- range $blocks }}{{ $in_policy = append $in_policy (.cidr | default "nothing") }}{{ end -}}
 {{- $networks := dict (printf "ingress.annotations with %s" $key) $cidrs "networkPolicies.clients" $in_policy
     "service.loadBalancerSourceRanges" $v.service.loadBalancerSourceRanges -}}
@@ -98,7 +101,11 @@ in, as of serve-app.judge. */}}
 {{- define "serve-app.lintRedis" -}}
 {{- $ft := .root.Values.gcsFaultTolerance -}}
 {{- $name := include "serve-app.redisName" .root -}}
-{{- $args := dict "in" . "ft" $ft "is_own" (eq (include "serve-app.ownRedis" .root) "true") "name" $name -}}
+{{- $vain := list -}}
+{{- range $path := list "nodeSelector" "tolerations" "podLabels" "persistence.storageClass" -}}{{- /* empty in values.yaml */ -}}
+{{- if (include "serve-app.valueAt" (dict "values" $ft.redis "path" $path) | fromJson).value }}{{ $vain = append $vain $path }}{{ end -}}
+{{- end -}}
+{{- $args := dict "in" . "ft" $ft "vain" $vain "is_own" (eq (include "serve-app.ownRedis" .root) "true") "name" $name -}}
 {{- include "serve-app.judge" (set $args "table" "redis") -}}
 {{- if .root.Capabilities.APIVersions.Has "ray.io/v1/RayService" -}}
 {{- $live := lookup "ray.io/v1" "RayService" .root.Release.Namespace (include "serve-app.fullname" .root) | default dict -}}

@@ -9,10 +9,11 @@ keys. The keys of `config` are others: the schema judges them, and `serve-app ch
 {{- range $i, $each := $value -}}
 {{- include "serve-app.judge" (dict "in" $in "table" "forms" "path" (printf "%s[%d]" $at $i) "value" $each "form" $form) -}}
 {{- end -}}
-{{- else if and (kindIs "map" $value) (not (has $key $in.shared.freeMaps)) -}}
+{{- else if and (kindIs "map" $value) (not $form) (not (has $key $in.shared.freeMaps)) -}}
 {{- include "serve-app.lintFormsOf" (dict "in" $in "path" $at "values" $value) -}}
 {{- else if $form -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "forms" "path" $at "value" ($value | default "") "form" $form) -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "forms" "path" $at "form" $form
+    "value" (kindIs "map" $value | ternary $value ($value | default ""))) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -37,6 +38,8 @@ keys. The keys of `config` are others: the schema judges them, and `serve-app ch
 {{- $zeros := dict "config.autoscaling.max_gpus" (dig "autoscaling" "max_gpus" 1 $v.config) -}}
 {{- range $name, $model := $v.config.models -}}
 {{- $replicas := kindIs "map" $model.replicas | ternary $model.replicas dict -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "from_zero" "at" (printf "config.models.%s" $name) "min" (get $replicas "min")
+    "required" (get $model "required")) -}}
 {{- $_ := set $zeros (printf "config.models.%s.replicas.max" $name) (get $replicas "max") -}}
 {{- range $i, $window := $replicas.schedule -}}
 {{- $_ := set $zeros (printf "config.models.%s.replicas.schedule[%d].max" $name $i) (get $window "max") -}}
