@@ -105,18 +105,13 @@ EFFECT: list[Check] = [
             ("monitoring.prometheusRules", True, "monitoring.podMonitors", "false", at("monitoring.podMonitors", True)),
         )
     ],
-    *[
-        (
-            f"a Redis of the chart's that is not made, for {other}",
-            at("gcsFaultTolerance", given | {"redis": {"podLabels": {"a": "b"}, "persistence": {"storageClass": "gp3"}}}),
-            (f"gcsFaultTolerance.redis sets podLabels, persistence.storageClass, but gcsFaultTolerance.{other}: ", way),
-            at("gcsFaultTolerance", {"enabled": True, "redis": {"podLabels": {"a": "b"}}}),
-        )
-        for given, other, way in (
-            ({}, "enabled is false", "set the latter to true, or remove the former"),
-            (REDIS, "address is redis://r", "remove one of them"),
-        )
-    ],
+    (
+        "a Redis of the chart's that is not made",
+        at("gcsFaultTolerance.redis", {"podLabels": {"a": "b"}, "persistence": {"storageClass": "gp3"}}),
+        ("gcsFaultTolerance.redis sets podLabels, persistence.storageClass, but gcsFaultTolerance.enabled is false: ",),
+        # Values with an address may be laid over values of the chart's own Redis.
+        at("gcsFaultTolerance", REDIS | {"redis": {"podLabels": {"a": "b"}}}),
+    ),
     (
         "a Secret of keys that nobody is asked for",
         merged(NO_KEYS, at("apiKeys.existingSecret", "s")),
