@@ -57,6 +57,8 @@ class Asked:
     """The commit that a job of the manifests fetches from the hub."""
     pod: PodSizes | None = None
     """Sizes of its pods in the manifests; None: those that the chart computes."""
+    is_rendered: bool = False
+    """Whether manifests hold it, and its path is one in the cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +180,7 @@ def _rendered(source: str, text: str) -> Iterator[Asked]:
     try:
         for found in rendered_models(text):
             where = f"{source}: {found.where}"
-            yield Asked(found.settings.name, where, found.source, found.settings, found.revision, found.pod)
+            yield Asked(found.settings.name, where, found.source, found.settings, found.revision, found.pod, is_rendered=True)
     except ConfigError as exc:
         raise in_file(Path(source), exc) from exc
 
@@ -270,7 +272,7 @@ def _folder(asked: Asked) -> Path:
     """
     source = resolve_model(asked.model, default_cache_dir())
     is_bucket = source.startswith("s3://")
-    is_elsewhere = is_bucket or (asked.settings is not None and os.path.isabs(source))
+    is_elsewhere = is_bucket or (asked.is_rendered and os.path.isabs(source))
     copy = source.removeprefix("s3://").strip("/") if is_elsewhere else ""
     mounted = asked.settings.model if asked.settings else ""
     # Of manifests: where a job fetches from, where pods have it, and where the commands below put it.

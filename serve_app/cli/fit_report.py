@@ -80,7 +80,7 @@ def _contexts(found: Estimate) -> Iterator[tuple[str, str, str]]:
     of = found.fit
     if found.shape.is_encoder:
         yield "KV per token", "none", "an encoder has no KV cache"
-        yield "longest text", f"{of.longest_context:,}", "tokens"
+        yield "longest text", f"{of.context:,}", "tokens"
         yield "tokens of a step", f"{of.plan.step_tokens:,}", "max_num_batched_tokens; a text is computed in one step"
         return
     per_token = of.request_bytes / of.context / 1024
@@ -163,7 +163,7 @@ def as_json_value(found: Estimate) -> dict[str, Any]:
         "gpu": of.accelerator.name,
         "gpus": of.num_gpus,
         "nodes_of_a_replica": of.num_nodes,
-        "stages": {"num": of.plan.stages, "of_these_bytes": of.stage},
+        "stages": {"num": of.plan.stages, "deciding_stage": of.stage},
         "architecture": shape.family,
         "quantization": shape.quantization.method if shape.quantization else None,
         "parameters": found.counts.total,

@@ -1,5 +1,6 @@
 """`estimate` answers `serve-app fit` for one model: it joins memory, pods, nodes and replicas, and the error of each. Pure."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -152,20 +153,16 @@ def estimate(shape: Architecture, files: TensorBytes | None, wish: Wish) -> Esti
         note = f"the file allows {shape.max_tokens:,} tokens: whether hf_overrides allow more is not checked"
         shape = replace(shape, max_tokens=context, notes=(*shape.notes, note))
     counts = parameters_of(shape)
-    plan = _plan(shape, accelerator, args)
-    if shape.is_encoder and not args.get("max_num_batched_tokens"):
-        plan = replace(plan, step_tokens=max(plan.step_tokens, context))  # a text is computed in one step
+    plan = _plan(shape, accelerator, args, context)
     online = online_quantization(str(args.get("quantization") or ""))
     weights = weight_bytes(shape, counts, element=plan.element, files=files, online=online)
     stages = plan.stages
     if wish.num_gpus is not None:
         check_gpus(shape, wish.num_gpus, wish.num_nodes, stages)
         found = fit(shape, counts, weights, accelerator, wish.num_gpus, context, plan, wish.num_nodes)
-    elif stages > 1:
-        raise ConfigError("--gpus", f"is not given, and pipeline_parallel_size is {stages}", "give the GPUs of all stages")
     else:
-        check_gpus(shape, wish.num_nodes, wish.num_nodes)
-        most = max(shared_by(shape, wish.num_nodes))
+        check_gpus(shape, math.lcm(wish.num_nodes, stages), wish.num_nodes, stages)
+        most = max(shared_by(shape, wish.num_nodes, stages))
         least = least_fit(shape, counts, weights, accelerator, context, plan, wish.num_nodes)
         found = least or fit(shape, counts, weights, accelerator, most, context, plan, wish.num_nodes)
     if _is_to_memory(wish) and 0 < found.longest_context < context:
@@ -237,7 +234,7 @@ def check_gpus(shape: Architecture, num_gpus: int, num_nodes: int, stages: int =
         raise ConfigError("--gpus, or gpus_per_replica", problem, f"vLLM splits them evenly: possible are {possible}")
 
 
-def _plan(shape: Architecture, accelerator: Accelerator, args: Mapping[str, Any]) -> Plan:
+def _plan(shape: Architecture, accelerator: Accelerator, args: Mapping[str, Any], context: int) -> Plan:
     step_tokens, max_seqs = batch_defaults(accelerator)
     dtype = str(args.get("dtype") or "auto")
     if dtype == "auto" and accelerator.name == "t4" and shape.family in _NO_FLOAT16:
@@ -250,13 +247,23 @@ def _plan(shape: Architecture, accelerator: Accelerator, args: Mapping[str, Any]
         utilization=float(utilization),
         kv_element=kv_element_bytes(shape, element, str(args.get("kv_cache_dtype") or "auto")),
         element=element,
-        step_tokens=_whole(args, "max_num_batched_tokens") or step_tokens,
+        step_tokens=_step_tokens(shape, args, context, step_tokens),
         max_seqs=_whole(args, "max_num_seqs") or max_seqs,
         has_graphs=not args.get("enforce_eager"),
         kv_bytes=_whole(args, "kv_cache_memory_bytes"),
         adapters=_places(args) if args.get("enable_lora") else None,
         stages=_whole(args, "pipeline_parallel_size") or 1,
     )
+
+
+def _step_tokens(shape: Architecture, args: Mapping[str, Any], context: int, default: int) -> int:
+    given = _whole(args, "max_num_batched_tokens")
+    if not shape.is_encoder:
+        return given or default
+    if given is not None and given < context:  # vLLM computes a text of an encoder in one step, and refuses this
+        problem = f"is {given}, and a text of {context} tokens is computed in one step"
+        raise ConfigError("engine_args.max_num_batched_tokens", problem, f"give at least {context}, or a shorter context")
+    return given or max(default, context)
 
 
 def _places(args: Mapping[str, Any]) -> Places:
@@ -288,8 +295,8 @@ def _notes(shape: Architecture, wish: Wish, found: Fit, replicas: Replicas | Non
         yield "a T4 does not run bfloat16: leave dtype out"
     if found.num_nodes > 1:
         yield f"no engine over {found.num_nodes} nodes was measured: reserve and times leave out the network between them"
-    if replicas is not None and found.plan.stages > 1:
-        yield f"times are those of GPUs that share every layer: in {found.plan.stages} stages a token takes longer, up to so many times"
+    if replicas is not None and (stages := found.plan.stages) > 1:
+        yield f"times are those of GPUs that share every layer: in {stages} stages a token takes up to {stages} times longer"
     if shape.is_encoder and wish.load is not None:
         yield "the rate is not computed for an encoder: measure one replica (docs/loadtest.md)"
     elif wish.load is not None and found.fits and replicas is None:

@@ -8,6 +8,7 @@ The reserve is what vLLM measures at its start as activations, CUDA graphs and m
 (`reserve_bytes`), and `reserve_error_gib` says how well.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -28,7 +29,7 @@ NON_TORCH_BYTES, NCCL_BYTES = 256 * MIB, 512 * MIB
 GRAPH_BYTES = 768 * MIB
 """CUDA graphs: vLLM reports 0.50 to 0.75 GiB."""
 GPU_NUMBERS = (1, 2, 4, 8)
-"""GPUs of a replica on each of its nodes."""
+"""GPUs of a replica on each of its nodes; of the fewest that its nodes and stages can share, the multiples."""
 NODE_NUMBERS = (2, 4)
 DEFAULT_UTILIZATION: float = 0.92
 """As `Profile.memory_utilization`: the default of vLLM 0.32's gpu_memory_utilization."""
@@ -214,8 +215,9 @@ def least_fit(
 
 def shared_by(shape: Architecture, num_nodes: int = 1, stages: int = 1) -> list[int]:
     """Return the numbers of GPUs on so many nodes that can share the model in so many stages, in ascending order."""
-    numbers = [n * num_nodes for n in GPU_NUMBERS]
-    return [n for n in numbers if n % stages == 0 and can_share(shape, n // stages)]
+    least = math.lcm(num_nodes, stages)
+    most = max(least, GPU_NUMBERS[-1] * num_nodes)
+    return [number for n in GPU_NUMBERS if (number := n * least) <= most and can_share(shape, number // stages)]
 
 
 def ways_out(shape: Architecture, counts: ParameterCounts, weights: int, of: Fit) -> Iterator[str]:

@@ -145,7 +145,7 @@ def _quantized(counts: ParameterCounts, how: Quantization, element: int) -> int:
 
 def bytes_of_stage(stage: ParameterCounts, whole: ParameterCounts, total: int, element: int) -> int:
     """Return the bytes of one pipeline stage of a model of ``total`` bytes. Quantization counts for the layers, not for the rest."""
-    per_linear = (total - element * (whole.total - whole.linear)) / max(1, whole.linear)
+    per_linear = max(0, total - element * (whole.total - whole.linear)) / max(1, whole.linear)
     return round(per_linear * stage.linear) + element * (stage.total - stage.linear)
 
 

@@ -106,6 +106,8 @@ def test_an_encoder_has_no_kv_and_a_gpu_of_its_own_beside_a_chat(folder: Path) -
     assert "It fits on 1 x l4 with requests of 8,192 tokens.\n" in bge
     assert "  weights                1.06 GiB  of each GPU; error below 1 %" in bge
     assert "KV per token                 none  an encoder has no KV cache" in bge
+    assert "longest text                8,192  tokens" in bge
+    assert "longest text                  512  tokens" in run(encoder, "--gpu", "l4", "--context", 512)[1]
     assert "g6.xlarge" in bge
     assert "It fits on 1 x l40s with requests of 8,192 tokens, " in chat
     told = json.loads(run(config, "--gpu", "bge=l4", "--gpu", "chat=l40s", "--json")[1])["models"]
@@ -120,13 +122,31 @@ def test_an_encoder_has_no_kv_and_a_gpu_of_its_own_beside_a_chat(folder: Path) -
     [
         (["chat=l4"], "--gpu: names the model 'chat'; give one of "),
         (["l4", "h100"], "--gpu: is given twice for all models; "),
-        (["x="], "--gpu: names the model 'x'; "),
     ],
 )
 def test_kinds_that_name_no_model_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kinds: list[str], said: str
 ) -> None:
     assert said in error(monkeypatch, capsys, folder, *(word for kind in kinds for word in ("--gpu", kind)))
+
+
+def test_a_model_without_a_kind_of_gpu_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = folder.parent / "two.yaml"
+    config.write_text(yaml.safe_dump({"models": {name: {"model": str(folder)} for name in "ab"}}))
+    said = error(monkeypatch, capsys, config, "--gpu", "a=l4")
+    assert said == "error: --gpu: names no kind for b; give a kind without MODEL= too\n"
+
+
+def test_a_path_of_a_configuration_that_is_not_here_does_not_exist_and_no_other_folder_takes_its_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    config = folder.parent / "fleet.yaml"
+    config.write_text(yaml.safe_dump({"models": {"m": {"model": "/llama"}}}))
+    code, output = run(config, "--gpu", "l4", "--context", "16k")
+    assert (code, f"{config}: models.m.model: /llama does not exist; give a checkpoint's folder" in output) == (1, True), output
 
 
 def test_an_equals_sign_after_the_slash_works_too(folder: Path) -> None:

@@ -97,10 +97,9 @@ def test_gpus_that_cannot_share_the_model_over_nodes_are_refused(gpus: int, node
         (1, "is 1 and pipeline_parallel_size is 2; each stage has the same number: give a multiple of the stages"),
         (3, "is 3 and pipeline_parallel_size is 2; each stage has the same number: give a multiple of the stages"),
         (12, "vLLM splits them evenly: possible are 2, 4, 8, 16"),
-        (None, "--gpus: is not given, and pipeline_parallel_size is 2; give the GPUs of all stages"),
     ],
 )
-def test_gpus_that_stages_cannot_share_are_refused(gpus: int | None, said: str) -> None:
+def test_gpus_that_stages_cannot_share_are_refused(gpus: int, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         of(shapes.LLAMA_8B, "h100", gpus=gpus, pipeline_parallel_size=2)
     assert said in str(refused.value)
@@ -177,6 +176,19 @@ def test_a_wrong_wish_is_refused(args: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         of(shapes.LLAMA_8B, "l4", **args)
     assert str(caught.value).startswith(said)
+
+
+def test_an_encoder_computes_a_text_in_one_step_and_a_step_that_is_too_short_is_refused() -> None:
+    assert of(shapes.BGE_M3, "l4", context=None).fit.plan.step_tokens == 8192
+    with pytest.raises(ConfigError) as refused:
+        of(shapes.BGE_M3, "l4", context=None, max_num_batched_tokens=2048)
+    assert str(refused.value) == (
+        "engine_args.max_num_batched_tokens: is 2048, and a text of 8192 tokens is computed in one step; "
+        "give at least 8192, or a shorter context"
+    )
+    found = of(shapes.BGE_M3, "l4", context=None, max_num_batched_tokens=2048, max_model_len=2048)
+    assert (found.fit.fits, found.fit.context, found.fit.plan.step_tokens) == (True, 2048, 2048)
+    assert of(shapes.LLAMA_8B, "l4", max_num_batched_tokens=2048).fit.plan.step_tokens == 2048  # computes a prompt in parts
 
 
 def test_arguments_that_are_not_counted_are_named() -> None:

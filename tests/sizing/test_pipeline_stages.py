@@ -16,10 +16,11 @@ from serve_app.errors import ConfigError
 from serve_app.sizing.adapters import Places
 from serve_app.sizing.architecture import architecture_of
 from serve_app.sizing.estimate import Estimate, Wish, estimate
-from serve_app.sizing.fits import accelerator_named
+from serve_app.sizing.fits import accelerator_named, shared_by
 from serve_app.sizing.kv_memory import kv_bytes_of_request
 from serve_app.sizing.rate import Load
 from serve_app.sizing.stages import stages_of
+from serve_app.sizing.weights import bytes_of_stage, parameters_of
 from tests.sizing import shapes
 from tests.sizing.shapes import Config
 
@@ -29,7 +30,7 @@ LAYER = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
 EMBEDDINGS = 128256 * 4096
 
 
-def of(config: Config, gpu: str, gpus: int, stages: int, context: int = 16384, **rest: Any) -> Estimate:
+def of(config: Config, gpu: str, gpus: int | None, stages: int, context: int = 16384, **rest: Any) -> Estimate:
     more = {name: rest.pop(name) for name in ("load", "num_nodes", "offload_gib") if name in rest}
     args = {"pipeline_parallel_size": stages, **rest}
     wish = Wish(accelerator=accelerator_named(gpu), num_gpus=gpus, context=context, engine_args=args, **more)
@@ -97,6 +98,45 @@ def test_what_would_fit_keeps_the_stages() -> None:
     assert of(shapes.LLAMA_70B, "l40s", 4, 2).fit.fits
 
 
+def test_what_would_fit_in_three_stages_are_multiples_of_three() -> None:
+    found = of(shapes.LLAMA_70B, "l40s", 3, 3)
+    assert not found.fit.fits
+    assert found.ways_out == ("6 x l40s", "FP8 weights", "3 x h100")
+    assert of(shapes.LLAMA_70B, "l40s", 6, 3).fit.fits
+    assert "12 x l4 on 2 nodes" in of(shapes.LLAMA_70B, "l4", 3, 3).ways_out
+
+
+@pytest.mark.parametrize(
+    ("nodes", "stages", "numbers"),
+    [
+        (1, 1, [1, 2, 4, 8]),
+        (2, 1, [2, 4, 8, 16]),
+        (1, 3, [3, 6]),
+        (2, 3, [6, 12]),
+        (2, 4, [4, 8, 16]),
+        (1, 16, [16]),
+        (5, 3, []),  # 15: 5 GPUs of a stage do not divide the heads
+    ],
+)
+def test_gpus_are_divided_by_nodes_and_stages_with_at_most_8_on_a_node(nodes: int, stages: int, numbers: list[int]) -> None:
+    assert shared_by(architecture_of(shapes.LLAMA_8B, "config.json"), nodes, stages) == numbers
+
+
+def test_without_gpus_the_fewest_of_all_stages_are_found() -> None:
+    assert [of(shapes.LLAMA_70B, "l40s", None, n).fit.num_gpus for n in (2, 3)] == [4, 6]
+    alone = of(shapes.LLAMA_405B, "l4", None, 3).fit
+    assert (alone.fits, alone.num_gpus) == (False, 6)
+    with pytest.raises(ConfigError, match="is 15, and the model has 32 attention heads"):
+        of(shapes.LLAMA_8B, "l4", None, 3, num_nodes=5)
+
+
+def test_no_stage_takes_less_than_nothing_where_the_embeddings_are_packed_too() -> None:
+    """A model of four layers has more parameters in its embeddings, here 4 bits each, than in its layers."""
+    shape = architecture_of(shapes.LLAMA_8B | {"num_hidden_layers": 4}, "config.json")
+    whole, middle = parameters_of(shape), parameters_of(stages_of(shape, 4)[1])
+    assert bytes_of_stage(middle, whole, whole.total // 2, 2) == 2 * middle.rest
+
+
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine_args\.pipeline_parallel_size: is 64, and the model has 32 layers; give each"):
         of(shapes.LLAMA_8B, "h100", 64, 64)
@@ -107,7 +147,7 @@ def test_times_are_noted_as_those_of_one_stage() -> None:
         requests_per_s=5, prompt_tokens=500, answer_tokens=200, slo=Slo(ttft_s=2, itl_s=0.1), utilization=0.95, headroom=0.4
     )
     told = [
-        any("in 2 stages a token takes longer" in note for note in of(shapes.LLAMA_8B, "l40s", 2, n, load=load).notes)
+        any("a token takes up to 2 times longer" in note for note in of(shapes.LLAMA_8B, "l40s", 2, n, load=load).notes)
         for n in (1, 2)
     ]
     assert told == [False, True]
@@ -128,4 +168,4 @@ def test_fit_and_check_name_the_stage_and_what_does_not_fit(tmp_path: Path) -> N
     said = " ".join(done.output.split())
     assert "1 on each of 2 nodes; 2 stages, and below is stage 1, which holds the fewest requests" in said
     told = json.loads(CliRunner().invoke(app, ["fit", str(file), "--gpu", "l40s", "--json"]).output)["models"]["wide"]
-    assert (told["fits"], told["stages"]["num"]) == (True, 2)
+    assert (told["fits"], told["stages"]) == (True, {"num": 2, "deciding_stage": 2})
