@@ -12,14 +12,19 @@ Schema = dict[str, Any]
 
 _SIZE = "write a number and k, M, G, T or Ki, Mi, Gi, Ti without a blank, as in 16Gi"
 _NAME = "give the name of the object in the cluster, of small letters, digits and dashes, not what it holds"
-_RANGE = "write a range of addresses: of a single one its address and /32"
+_RANGE = "write a range of addresses, such as 203.0.113.0/24: of a single one its address and /32"
 _URL = "begin with https:// or http://"
 _IMAGE = "write the registry's host and the path in small letters, without https://"
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IP6 = "[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*"
+NETWORK = rf"^({_BYTE}(\.{_BYTE}){{3}}/(3[0-2]|[12]?[0-9])|{_IP6}/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$"
+"""A network of IPv4 or IPv6. Of an address of IPv6 only the characters are judged."""
+SECRETS = ("existingSecret", "databaseSecret", "apiKeySecret", "huggingFaceTokenSecret", "tlsSecretName")
+"""Keys that name a Secret. The rule does not print their values, which may be what the Secret should hold."""
 HINTS = {
     **dict.fromkeys(("tmpSize", "homeSize", "shmSize", "size", "asleepSize", "checkpointSize", "memory"), _SIZE),
     "cpu": "write CPUs, as in 2 or 0.5, or thousandths of one, as in 500m",
-    **dict.fromkeys(("existingSecret", "databaseSecret", "apiKeySecret", "huggingFaceTokenSecret", "tlsSecretName"), _NAME),
-    "existingClaim": _NAME,
+    **dict.fromkeys((*SECRETS, "existingClaim"), _NAME),
     **dict.fromkeys(("loadBalancerSourceRanges", "apiServerCidrs", "weightsCidrs", "redisCidrs"), _RANGE),
     **dict.fromkeys(("huggingFaceEndpoint", "s3Endpoint", "grafanaUrl"), _URL),
     **dict.fromkeys(("imageRegistry", "repository"), _IMAGE),
@@ -57,11 +62,15 @@ def loosened(key: str, schema: Schema) -> Schema:
     return schema
 
 
-def forms_of(by_key: Mapping[str, Schema]) -> dict[str, dict[str, str]]:
-    """Return pattern and way out of each key in `HINTS`. The pattern passes an empty text, which the schema judges."""
+def forms_of(by_key: Mapping[str, Schema]) -> dict[str, dict[str, Any]]:
+    """Return pattern and way out of each key in `HINTS`, and ``secret`` for each of `SECRETS`.
+
+    The pattern passes an empty text, which the schema judges.
+    """
     found = {key: pattern for path, schema in by_key.items() for key, pattern in _patterns(path.rpartition(".")[2], schema)}
     return {
         key: {"pattern": pattern if re.search(pattern, "") else f"^$|{pattern}", "hint": HINTS[key]}
+        | ({"secret": True} if key in SECRETS else {})
         for key, pattern in found.items()
     }
 

@@ -23,7 +23,7 @@ from serve_app.config.tenants_file import RESERVED_NAMES, TENANT_PATTERN, tenant
 from serve_app.config.timeouts import FOLLOWING, RULES
 from serve_app.config.vllm_arguments import misplaced_arguments
 from serve_app.config.weight_places import FOLDER_FORMS, MODEL_FORMS
-from tools.chart_forms import FREE_MAPS, forms_of, let_zero_through, loosened
+from tools.chart_forms import FREE_MAPS, NETWORK, SECRETS, forms_of, let_zero_through, loosened
 from tools.chart_sections import open_to_foreign_names, places
 
 CHART = Path(__file__).parents[1] / "helm" / "serve-app"
@@ -40,12 +40,11 @@ _LABELS: Schema = {
     "additionalProperties": {"type": "string", "maxLength": 63, "pattern": "^(([A-Za-z0-9][A-Za-z0-9_.-]*)?[A-Za-z0-9])?$"},
 }
 _NAME_OR_EMPTY: Schema = {"type": "string", "pattern": "^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$"}
-_SECRETS = ("existingSecret", "databaseSecret", "apiKeySecret", "huggingFaceTokenSecret", "tlsSecretName")
 _REPOSITORY = r"[a-z0-9._-]+(:[0-9]+)?(/[a-z0-9._-]+)*"
 _OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
 _STRINGS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
-_CIDRS: Schema = {"type": "array", "items": {"type": "string", "pattern": r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$"}}
-_IP_BLOCK: Schema = {"type": "object", "properties": {"cidr": _CIDRS["items"]}}
+_CIDRS: Schema = {"type": "array", "items": {"type": "string", "pattern": NETWORK}}
+_IP_BLOCK: Schema = {"type": "object", "properties": {"cidr": {"type": "string", "minLength": 1}}}  # cidr-wrong judges it
 _PEERS: Schema = {"type": "array", "items": {"type": "object", "properties": {"ipBlock": _IP_BLOCK}}}
 _SOME_CIDRS: Schema = {**_CIDRS, "minItems": 1}
 _NAMESPACE: Schema = {"type": "string", "pattern": r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
@@ -180,7 +179,7 @@ BY_KEY: dict[str, Schema] = {
     **dict.fromkeys(("nodeSelector", "podLabels", "labels", "dashboardLabels", "commonLabels"), _LABELS),
     **dict.fromkeys(("tolerations", "parentRefs", "extraEgress"), _OBJECTS),
     "clients": _PEERS,
-    **dict.fromkeys((*_SECRETS, "existingClaim"), _NAME_OR_EMPTY),
+    **dict.fromkeys((*SECRETS, "existingClaim"), _NAME_OR_EMPTY),
     "existingSecretKey": {"type": "string", "minLength": 1},
     **dict.fromkeys(("extraEnv", "extraVolumes"), _named("name")),
     "head.extra": _closed(**_EXTRA),
@@ -304,7 +303,11 @@ def _let_through(path: str, properties: dict[str, Any]) -> None:
 def chart_rules() -> dict[str, Any]:
     """Return the content of files/rules.yaml."""
     ports = [{"first": ports[0], "last": ports[-1], "owner": owner} for ports, owner in RESERVED_PORTS.items()]
-    timeouts = [rule._asdict() | {"shorter": list(rule.shorter), "follows": rule.longer in FOLLOWING} for rule in RULES]
+    timeouts = [
+        {key: value for key, value in rule._asdict().items() if value != ""}  # most have no way_out of their own
+        | {"shorter": list(rule.shorter), "follows": rule.longer in FOLLOWING}
+        for rule in RULES
+    ]
     by_meaning: dict[str, list[str]] = {}
     for name, meant in misplaced_arguments().items():
         by_meaning.setdefault(meant, []).append(name)
@@ -320,6 +323,7 @@ def chart_rules() -> dict[str, Any]:
         "foreignValues": _FOREIGN_VALUES,
         "moved": dict(_moved_values()),
         "forms": forms_of(BY_KEY),
+        "network": NETWORK,
         "freeMaps": list(FREE_MAPS),
         "zeros": ZERO_HINTS,
         "tenantNames": {"pattern": TENANT_PATTERN, "reserved": list(RESERVED_NAMES)},

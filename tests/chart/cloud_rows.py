@@ -116,12 +116,11 @@ CLOUD: list[Check] = [
                 public(**{INBOUND: "203.0.113.0/24, 2001:db8::/32"}),
             ),
             ("networkPolicies.clients", "10.0.0.0/40", clients("10.0.0.0/40"), clients("10.0.0.0/8", "fd00::/64")),
-            (
-                "networkPolicies.redisCidrs",
-                "fd00::/129",
-                at("networkPolicies.redisCidrs", ["fd00::/129"]),
-                at("networkPolicies.redisCidrs", ["fd00::/128"]),
-            ),
+            ("networkPolicies.clients", "999.1.1.1/8", clients("10.0.0.0/8", "999.1.1.1/8"), clients("99.1.1.1/8")),
+            *[
+                ("networkPolicies.dns", wrong, at("networkPolicies.dns", [{"ipBlock": {"cidr": wrong}}]), {})
+                for wrong in ("172.20.0.10", "172.20.0.256/32")
+            ],
         )
     ],
     (
@@ -138,6 +137,12 @@ CLOUD: list[Check] = [
             "give config.models.n.pods a nodeSelector of nodes with 1 GPU, ",
         ),
         pools({"nodeSelector": {"serve-app/nodes": "gpu-l4"}}),
+    ),
+    (
+        "nodes of one label and two sizes, of another resource",
+        pools({"gpuResource": "nvidia.com/gpu"}),
+        ("nodes-of-two-sizes: gpusPerNode is 1 for config.models.n and 2 for config.models.m",),
+        pools({"gpuResource": "nvidia.com/mig-1g.10gb"}),
     ),
     (
         "an office in the place of the load balancer's subnets",

@@ -95,7 +95,7 @@
 {{- $args := dict "in" $in "model" .model "pods" .pods "gpus" (int .pods.gpus) "has" $has "per_node" (int .pods.gpusPerNode) "wait_s" $wait -}}
 {{- include "serve-app.judge" (set $args "table" "gpus") -}}
 {{- if and (int .pods.gpusPerNode) (int .pods.gpus) -}}
-{{- $place := list .pods.nodeSelector .pods.tolerations .pods.affinity | toJson -}}
+{{- $place := list .pods.nodeSelector .pods.tolerations .pods.affinity .pods.gpuResource | toJson -}}
 {{- $args := dict "in" $in "table" "same_nodes" "model" .model "per_node" (int .pods.gpusPerNode) -}}
 {{- with get $sizes $place }}{{ include "serve-app.judge" (merge $args .) }}{{ end -}}
 {{- $_ := set $sizes $place (get $sizes $place | default (dict "other" .model.at "its" (int .pods.gpusPerNode))) -}}

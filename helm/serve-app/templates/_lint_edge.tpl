@@ -47,17 +47,15 @@ in, as of serve-app.judge. */}}
 {{- range $blocks }}{{ if has .cidr (without $cidrs "0.0.0.0/0") }}{{ $same = append $same .cidr }}{{ end }}{{ end -}}
 {{- include "serve-app.judge" (dict "in" . "table" "edge" "ingress" $v.ingress "is_alb" $is_alb "blocks" $blocks "private" $private
     "same" $same) -}}
-{{- $in_policy := list -}}{{- range $blocks }}{{ $in_policy = append $in_policy (.cidr | default "nothing") }}{{ end -}}
-{{- $networks := dict (printf "ingress.annotations with %s" $key) $cidrs "networkPolicies.clients" $in_policy
-    "service.loadBalancerSourceRanges" $v.service.loadBalancerSourceRanges -}}
-{{- range $name := list "apiServerCidrs" "weightsCidrs" "redisCidrs" -}}
-{{- $_ := set $networks (printf "networkPolicies.%s" $name) (get $v.networkPolicies $name) -}}
+{{- $networks := dict (printf "ingress.annotations with %s" $key) $cidrs -}}
+{{- range $name := list "clients" "dns" -}}
+{{- $found := list -}}
+{{- range get $v.networkPolicies $name }}{{ with .ipBlock }}{{ with .cidr }}{{ $found = append $found . }}{{ end }}{{ end }}{{ end -}}
+{{- $_ := set $networks (printf "networkPolicies.%s" $name) $found -}}
 {{- end -}}
 {{- range $at, $all := $networks -}}
 {{- range $all -}}
-{{- if or (regexMatch "/[0-9]{1,3}$" .) (hasPrefix "ingress." $at) -}}{{- /* else it is refused by its form already */ -}}
-{{- include "serve-app.judge" (dict "in" $in "table" "cidrs" "at" $at "cidr" .) -}}
-{{- end -}}
+{{- include "serve-app.judge" (dict "in" $in "table" "cidrs" "at" $at "cidr" . "network" $in.shared.network) -}}
 {{- end -}}
 {{- end -}}
 {{- include "serve-app.judge" (dict "in" . "table" "inbound" "key" $key "cidrs" $cidrs "has_groups" $has_groups) -}}

@@ -102,5 +102,8 @@ dashboard-agent-listen-port: "52365"
 metrics-export-port: "8080"
 min-worker-port: "10002"
 max-worker-port: "10999"
-object-store-memory: "134217728" {{- /* serve-app hardly uses it; Ray's own default would be 30 % of the memory */}}
+object-store-memory: {{ include "serve-app.objectStoreBytes" . | quote }}
 {{- end }}
+
+{{- /* 128Mi: serve-app hardly uses it; Ray's own default would be 30 % of the memory. */}}
+{{- define "serve-app.objectStoreBytes" }}134217728{{ end }}
