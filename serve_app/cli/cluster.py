@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
+from serve_app.cli.early_end import ended_by_signals
 from serve_app.cli.options import INTERRUPTED
 from serve_app.cli.reaper import Reaper, end_processes
 from serve_app.config import Settings, default_cache_dir
@@ -186,7 +187,7 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
 def local_cluster(settings: Settings) -> Iterator[str]:
     """Start a Ray cluster on loopback for this configuration, yield its address, and remove all of it at the end.
 
-    A SIGINT or SIGTERM while Ray starts prints a line, kills Ray's processes and raises KeyboardInterrupt.
+    A SIGINT or SIGTERM while Ray starts prints a line, kills Ray's processes and ends this process.
     """
     temp_dir = tempfile.mkdtemp(prefix="serve-app-")
     reaper = Reaper(Path(temp_dir))
@@ -196,17 +197,12 @@ def local_cluster(settings: Settings) -> Iterator[str]:
     # vLLM leaves its workers' sockets and rendezvous files in the temporary folder. Ray opens its own folder to all users.
     os.environ["TMPDIR"] = temp_dir
     _use_token(secrets.token_hex(32))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt_once)
     try:
-        context = _start_ray(settings, temp_dir, reaper)
-    except (KeyboardInterrupt, SystemExit):  # SystemExit: by Ray's own handler of SIGTERM
-        _ignore_signals()
-        print("ending Ray, which was still starting: a second or two, longer on a busy machine", file=sys.stderr, flush=True)
-        _abandon_start(reaper, INTERRUPTED)
-        raise KeyboardInterrupt from None
+        with ended_by_signals(lambda: _end_start(reaper)):
+            context = _start_ray(settings, temp_dir, reaper)
     except ClusterFailed:
-        _abandon_start(reaper, 1)
+        atexit.register(os._exit, 1)  # Ray's own handlers would wait for the processes that are killed here
+        _kill_start(reaper)
         raise
     import ray
 
@@ -225,20 +221,14 @@ def local_cluster(settings: Settings) -> Iterator[str]:
         reaper.finish()
 
 
-def _interrupt_once(*_: object) -> None:
-    """Raise KeyboardInterrupt; no later signal disturbs what it leads to."""
-    _ignore_signals()
-    raise KeyboardInterrupt
+def _end_start(reaper: Reaper) -> None:
+    print("ending Ray, which was still starting: a second or two, longer on a busy machine", file=sys.stderr, flush=True)
+    _kill_start(reaper)
+    os._exit(INTERRUPTED)
 
 
-def _ignore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _abandon_start(reaper: Reaper, status: int) -> None:
-    """Kill what a start of Ray has begun: nothing serves yet. This process exits with ``status``."""
-    atexit.register(os._exit, status)  # Ray's own handlers would wait for the processes that are killed here
+def _kill_start(reaper: Reaper) -> None:
+    """Kill what a start of Ray has begun: nothing serves yet that would have to end in order."""
     end_processes(reaper.others(), grace_s=0)
     reaper.finish()
 
