@@ -71,7 +71,9 @@ SCENARIOS = {
     "reading-ingress-stopped": Scenario(INGRESS, is_killed=False, at_read=True),
 }
 INGRESS_KILLED = SCENARIOS["reading-ingress-killed"]
-ASK = completion(MODEL, prompt=[20 + number * number % 980 for number in range(300)], max_tokens=TOKENS)
+PROMPT_TOKENS = 1500
+"""So many that a read of their KV is shorter than their computation, also by what slow reads of earlier runs have cost."""
+ASK = completion(MODEL, prompt=[20 + number * number % 980 for number in range(PROMPT_TOKENS)], max_tokens=TOKENS)
 
 
 @dataclass(frozen=True)
