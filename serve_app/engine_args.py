@@ -11,6 +11,7 @@ from typing import Any
 from serve_app.config import ModelSettings
 
 SIMULATED_EXECUTOR = "serve_app.simulated.executor.SimulatedExecutor"
+NIXL_WORKER = "serve_app.replica.nixl_worker.NixlWorker"
 SIMULATED_CONNECTOR = {"kv_connector": "SimulatedConnector", "kv_connector_module_path": "serve_app.simulated.connector"}
 BATCH_STEP_SHARE = "serve_app_batch_step_share"
 """Key of `ModelSettings.batch_step_share` in vLLM's ``additional_config``."""
@@ -136,6 +137,8 @@ def engine_core_args(model: ModelSettings, model_path: str, node: NodeOfEngine |
         args["enable_sleep_mode"] = True
     if (connector := _kv_connector(model)) is not None:
         args["kv_transfer_config"] = connector
+    if model.needs_nixl() and model.device == "cpu":
+        args.setdefault("worker_extension_cls", NIXL_WORKER)
     ours: dict[str, Any] = {}
     if model.adapters:
         ours["serve_app_adapters"] = [

@@ -1,4 +1,5 @@
-"""NIXL's UCX listens only on the ports that `KvSettings` gives it, which firewalls and the chart's network policy name."""
+"""NIXL's UCX listens only on the ports that `KvSettings` gives it, which firewalls and the chart's network policy name, and the agents of CPU
+engines wait for events."""
 
 import json
 import os
@@ -30,3 +31,23 @@ def test_ucx_listens_on_the_models_other_ports_alone() -> None:
     ports = [int(address.rpartition(":")[2], 16) for address, state in sockets if state == _LISTENING]
     assert len(ports) >= 4
     assert set(ports) <= set(kv.ports()) - set(kv.side_ports())
+
+
+WAITS = """
+import serve_app.replica.nixl_worker
+from nixl import _api
+configs = []
+class Seen(_api.nixlBind.nixlAgentConfig):
+    def __init__(self):
+        super().__init__()
+        configs.append(self)
+_api.nixlBind.nixlAgentConfig = Seen
+agent = _api.nixl_agent("waits", _api.nixl_agent_config(backends=["UCX"], num_threads=1))
+print(*[config.pthrDelay for config in configs])
+"""
+
+
+def test_the_agent_of_a_cpu_engine_waits_for_events() -> None:
+    environment = {**os.environ, "UCX_TLS": "tcp,sm,self"}
+    done = subprocess.run([sys.executable, "-c", WAITS], env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == "1000"
