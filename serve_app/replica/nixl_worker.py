@@ -1,7 +1,7 @@
 """vLLM imports this module in each worker of a CPU engine that moves KV, so that NIXL waits for events instead of polling.
 
-NIXL 1.5.1 has its progress thread look at its sockets again at once, so an idle engine keeps a core busy, which CPU engines lack for answers.
-With a longest wait, the thread sleeps until an event comes: an idle engine takes 2 % of a core, and reads are as fast (docs/kv.md).
+NIXL 1.5.1 has its progress thread look at its sockets again at once, so that an idle engine keeps a core busy. CPU engines need it for
+answers. With a longest wait, the thread sleeps until an event comes: an idle agent takes 2 % of a core, and reads take no longer.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ LONGEST_WAIT_US = 1000
 """Longest time without a look at the sockets, for events that do not wake the thread."""
 
 
-class _WaitsForEvents(_api.nixlBind.nixlAgentConfig):  # type: ignore[misc]  # NIXL has no types
+class _WaitsForEvents(_api.nixlBind.nixlAgentConfig):
     """The configuration of an agent, for which ``pthrDelay`` cannot be 0 as `nixl_agent` sets it."""
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -1,5 +1,7 @@
-"""NIXL's UCX listens only on the ports that `KvSettings` gives it, which firewalls and the chart's network policy name, and the agents of CPU
-engines wait for events."""
+"""NIXL's UCX listens only on the ports that `KvSettings` gives it, which firewalls and the chart's network policy name.
+
+The agents of CPU engines wait for events.
+"""
 
 import json
 import os
