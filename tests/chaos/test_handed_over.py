@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PORT, KV_PORT = 8072, 16156
 NUM_REPLICAS, NUM_INGRESSES = 3, 2
-NUM_STREAMS, TOKENS = 9, 300
+NUM_STREAMS, TOKENS = 9, 800
 DRAIN_S = 2.0
 LIMIT_S = 300.0  # of a busy machine
 HELD_S = 90.0
@@ -109,12 +109,17 @@ def engine(member: Member) -> psutil.Process:
     return psutil.Process(member["load"]["engine_pid"])
 
 
-def forget_reads(running: Fleet) -> None:
-    """Start the ingresses anew: for five minutes after a read that a fault has made slow, streams would move without their KV."""
+def prepare(running: Fleet) -> None:
+    """Start the ingresses anew, and have each engine answer.
+
+    For five minutes after a read that a fault has made slow, streams would move without their KV. The first answer of an engine takes long,
+    and streams of the others would be at their end before its streams begin.
+    """
     running.wait_until_ready()
     for member in running.members(INGRESS):
         psutil.Process(member["pid"]).kill()
     running.wait_until_ready()
+    play(running.url, [Ask(ASK.path, {**ASK.body, "max_tokens": 8, "cache_salt": str(number)}) for number in range(NUM_STREAMS)])
 
 
 @contextlib.contextmanager
@@ -184,7 +189,7 @@ def test_streams_that_move_with_their_kv_outlive_engines_and_ingresses(three: Th
     if is_there(name, seed):
         pytest.skip("its record is there")
     running = three.fleet
-    forget_reads(running)
+    prepare(running)
     # Without salts a stream would find the KV of another in the target's prefix cache, and read nothing.
     asks = [Ask(ASK.path, {**ASK.body, "cache_salt": f"{name} {seed} {number}"}) for number in range(NUM_STREAMS)]
     num_before = len(ledger_lines(three.ledger))
