@@ -4,7 +4,8 @@
 
     noisy      five tenants at half of their share, alone and then beside a sixth that sends ten times its share
     weights    three tenants of weights 1, 2 and 4 want all that they can get, for four times the seconds
-    late       tenants send at least three times what the engines answer, and each request has to begin within 10 s or 2 s
+    late       tenants send at least three times what the engines answer, and each request has to begin within 10 s or 2 s, for three times
+               the seconds
 
 `serve_app/planning/virtual_fleet.py` says what is real. `benchmarks/fairness.py` plays the same on a live fleet.
 """
@@ -91,7 +92,7 @@ def late(play: Play, seeds: Sequence[int], seconds: float) -> Iterator[str]:
     yield "| overload | begin within s | admitted | of them late % | places free % | Retry-After right % | without jitter | by mean rate |"
     for name, loads in OVERLOADS.items():
         for within_s in WITHIN_S:
-            fleets = [play([replace(load, first_token_s=within_s) for load in loads], seconds, seed=seed) for seed in seeds]
+            fleets = [play([replace(load, first_token_s=within_s) for load in loads], 3 * seconds, seed=seed) for seed in seeds]
             admitted = [[asked for asked in fleet.counted() if asked.refused_at is None] for fleet in fleets]
             lates = [100 * sum(asked.is_late for asked in each) / len(each) for each in admitted]
             idle = [100 * fleet.idle() for fleet in fleets]

@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nsmallest
+from heapq import heappop, nsmallest
 
 from serve_app.core.queue_rate import QueueRate
 from serve_app.core.usual_costs import UsualCosts
@@ -67,6 +67,18 @@ class Account(Queue):
     unreported_s: float = 0.0
     """Virtual seconds charged since the last report that the lease board has answered."""
 
+    free_starts_s: list[float] = field(default_factory=list)
+    """A heap of the starts of requests that gave up before others of the tenant, while requests wait. Later requests take them: else no
+    request would have a tag there, virtual time would leap to the next one, and the tenant would lose that part of its share."""
+
+    def pop_free_start(self, virtual_s: float) -> float | None:
+        """Return the first free start that virtual time has not passed; None if there is none, or no time left before the latest tag."""
+        while self.free_starts_s and self.finish_s <= self.tag_s:
+            if (start_s := heappop(self.free_starts_s)) >= virtual_s:
+                return start_s
+        self.free_starts_s.clear()
+        return None
+
     def charge(self, seconds: float) -> None:
         """Charge the tenant for GPU-seconds. A negative number gives some back."""
         self.finish_s += seconds / self.weight
@@ -82,8 +94,8 @@ class Place:
     start_s: float
     expected_s: float
     prompt_s: float
-    earlier_tag_s: float
-    """The tenant's latest tag before it."""
+    earlier_tag_s: float | None
+    """The tenant's latest tag before it; None if it took a free start."""
     waits: bool = True
 
 

@@ -18,6 +18,7 @@ tenant since, and what waits for it (`order_board.py`). A charge moves the tenan
 
 import math
 from collections.abc import Iterable, Mapping
+from heapq import heappush
 
 from serve_app.core.fair_lanes import Account, Lane, Place
 from serve_app.core.fair_tags import FIRST_TAG, tag_of
@@ -74,6 +75,7 @@ class FairOrder:
             self._change_weight(account, lane, weight)
         if not account.num_waiting:
             account.tag_s = account.reached_s = 0.0
+            account.free_starts_s.clear()
             account.rate.note(0, is_waiting=lane.is_full, now=now, virtual_s=lane.virtual_s)
             lane.active[account] = None
             lane.weights += weight
@@ -87,11 +89,14 @@ class FairOrder:
         lane.num_waiting += 1
         account.finish_s = max(lane.virtual_s, account.finish_s)  # time for which the tenant did not ask is not saved up
         account.charge(expected_s)
-        earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
-        start_s = account.tag_s - expected_s / account.weight
+        if (start_s := account.pop_free_start(lane.virtual_s)) is None:
+            earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
+            start_s = account.tag_s - expected_s / account.weight
+        else:
+            earlier_s = None
         # Without keys all requests are of one account, which has nobody to give way to.
         ahead = tenant != "" and lane.usual_s > 0.0 and start_s > lane.ahead_from_s(account)
-        request.priority = tag_of(priority, account.tag_s, is_ahead=ahead)
+        request.priority = tag_of(priority, start_s + expected_s / account.weight, is_ahead=ahead)
         request.gives_way = ahead or priority != "interactive"
         place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s)
         self._places[request.request_id] = account.latest = place
@@ -171,8 +176,10 @@ class FairOrder:
             cost_s = self._cost(request, place)
         else:
             cost_s = place.prompt_s if prompt_begun else 0.0
-            if account.latest is place:
+            if account.latest is place and place.earlier_tag_s is not None:
                 account.tag_s = place.earlier_tag_s
+            elif place.waits:
+                heappush(account.free_starts_s, place.start_s)
         if place.waits:
             account.margin.learn(request, now, has_begun=is_answered)
             self._leave_queue(place, int(is_answered), now)
@@ -214,37 +221,53 @@ class FairOrder:
                 queue.rate.forget()
 
     def expected_wait_s(self, request: RequestState, now: float) -> float | None:
-        """Return after how many seconds the tenant's latest request starts, if engines are full and it is known; else None.
+        """Return after how many seconds the tenant's latest request starts, if engines are full and it is known; else None."""
+        return (self._waits_s(self._places[request.request_id], now) or (None,))[0]
 
-        In a virtual second, the tenant's waiting requests get its weight in GPU-seconds. How fast virtual time passes shows what all
-        others ask for, also those that do not wait just now. Until that is known, each tenant that waits is expected to have its share.
-        Its share of the starts is not that of its weight: a tenant of long answers starts fewer.
+    def longest_wait_s(self, request: RequestState, now: float) -> float | None:
+        """Return the longest of the waits that the measurements give; None if engines have room or it is not known.
+
+        The longest one decides who is refused. With one of them alone, waits swung between half and twice the expected ones for minutes.
         """
-        place = self._places[request.request_id]
+        return max(self._waits_s(self._places[request.request_id], now), default=None)
+
+    def _waits_s(self, place: Place, now: float) -> tuple[float, ...]:
+        """Return the expected waits of the tenant's latest request, the most probable one first; none if engines have room.
+
+        The tenant's own starts of the last seconds show it best, if it waits at this ingress alone. So does the pace of virtual time: in a
+        virtual second, the tenant's waiting requests get its weight in GPU-seconds. The pace shows what all others ask for, also those
+        that do not wait just now, but leaps where many requests have given up. Until one is known, each tenant that waits is expected to
+        have its share. Its share of the starts is not that of its weight: a tenant of long answers starts fewer.
+        """
         lane, account = place.lane, place.account
         if not lane.is_full:
-            return None
+            return ()
         if (per_second := lane.rate.per_second(now)) is None:
             return self._wait_by_costs_s(lane, account)
         own = account.rate.per_second(now)
+        by_starts_s = () if own is None else (account.num_waiting / own,)
         if own is not None and own > _NEARLY_ALL * per_second:
-            return account.num_waiting / own
-        if (pace := lane.rate.pace(now)) is not None:
-            return lane.waiting_s(account) / (pace * account.weight)
+            return by_starts_s
+        pace = lane.rate.pace(now)
+        by_pace_s = () if pace is None else (lane.waiting_s(account) / (pace * account.weight),)
+        if account.rate.is_long(now) and not lane.elsewhere_s.get(account.tenant):
+            return by_starts_s + by_pace_s
+        if by_pace_s:
+            return by_pace_s
         if account.num_waiting == lane.num_waiting:
-            return account.num_waiting / per_second
+            return (account.num_waiting / per_second,)
         if lane.begun_s is None:
-            return None
+            return ()
         by_share_s = account.waiting_s / (per_second * lane.begun_s * account.weight / lane.weights)
-        return by_share_s if own is None else min(by_share_s, account.num_waiting / own)
+        return (min(by_share_s, *by_starts_s),) if by_starts_s else (by_share_s,)
 
-    def _wait_by_costs_s(self, lane: Lane, account: Account) -> float | None:
-        """Return how long the tenant's requests wait if each replica computes a GPU-second in a second; None while costs are unknown."""
+    def _wait_by_costs_s(self, lane: Lane, account: Account) -> tuple[float, ...]:
+        """Return how long the tenant's requests wait if each replica computes a GPU-second in a second; none while costs are unknown."""
         if self.costs is GUESS or lane.usual.answer_s is None:
-            return None
+            return ()
         mine_s = lane.waiting_s(account)
         all_s = sum(each.waiting_s for each in lane.active) + sum(lane.elsewhere_s.values())
-        return min(mine_s * lane.weights / account.weight, all_s) / max(1, self._num_replicas)
+        return (min(mine_s * lane.weights / account.weight, all_s) / max(1, self._num_replicas),)
 
     def wait_margin(self, request: RequestState) -> float:
         """Return the factor by which the request may wait longer than expected and still be in time.

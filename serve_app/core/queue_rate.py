@@ -14,6 +14,7 @@ _SLOT_S = 0.5
 """Starts within one slot leave the window together."""
 _ENOUGH = ((5, 3.0), (50, 1.0))
 """Starts, and seconds, that show a rate. Fewer do not, because answers that began together end together."""
+_SEVERAL = 8
 _ENOUGH_FOR_PACE = 50
 """Starts in the window that show how fast virtual time passes. It is a mean of few starts, and jumps with each long request."""
 _JITTER = 0.1
@@ -49,6 +50,11 @@ class QueueRate:
         if any(self._starts >= starts and self._waiting_s >= seconds for starts, seconds in _ENOUGH):
             return self._starts / self._waiting_s
         return max(self._starts, 1) / self._waiting_s if self._waiting_s >= WINDOW_S - 2 * _SLOT_S else None
+
+    def is_long(self, now: float) -> bool:
+        """Return whether the rate is one of a nearly full window with several starts."""
+        self._forget_old(now)
+        return self._starts >= _SEVERAL and self._waiting_s >= WINDOW_S - 2 * _SLOT_S
 
     def pace(self, now: float) -> float | None:
         """Return the virtual seconds per second, > 0; None if they are not known.

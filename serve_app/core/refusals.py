@@ -57,10 +57,10 @@ class Refusals:
         if limit is None or start_s is None:
             return None
         limit += start_s
-        left_s, expected_s = limit - now, self._expected_wait_s(request, now)
-        if left_s <= 0 or (expected_s is not None and expected_s * self._order.wait_margin(request) > left_s):
+        left_s, longest_s = limit - now, None if self._is_ending() else self._order.longest_wait_s(request, now)
+        if left_s <= 0 or (longest_s is not None and longest_s * self._order.wait_margin(request) > left_s):
             return self.too_late(request, now, start_s)
-        request.expected_wait_s = expected_s
+        request.expected_wait_s = longest_s
         if request.start_by is not None:
             heapq.heappush(self._deadlines, (request.start_by, request.number, request.request_id))
         return None
@@ -86,9 +86,13 @@ class Refusals:
         limit_s = request.expected_by - request.arrived_at
         return CannotStartInTime(waiting, waited_s, expected_s, "refuse_after_s", limit_s, retry_after_s, start_s)
 
+    def _is_ending(self) -> bool:
+        """Return whether no replica takes requests, so that rates say nothing."""
+        return all(r.draining for r in self._replicas)
+
     def _expected_wait_s(self, request: RequestState, now: float) -> float | None:
         """Return after how many seconds the request probably starts; None if that is not known."""
-        return None if all(r.draining for r in self._replicas) else self._order.expected_wait_s(request, now)
+        return None if self._is_ending() else self._order.expected_wait_s(request, now)
 
     def _retry_after_s(self, request: RequestState, now: float) -> float:
         """Return when the request would probably have started, from `jitter` a little earlier or later for each request."""

@@ -186,6 +186,36 @@ def test_tenants_of_long_and_of_short_answers_are_told_how_long_they_wait() -> N
     assert [statistics.median(each) for each in errors.values()] == pytest.approx([1.0, 1.0], abs=0.25)
 
 
+def test_a_tenants_later_requests_take_the_places_of_those_that_gave_up() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    mine = [placed(order, f"a{number}", "a") for number in range(6)]
+    others = [placed(order, f"b{number}", "b") for number in range(6)]
+    for state in mine[:3]:
+        order.end(state, 1.0)
+    again = [placed(order, f"a{number}", "a") for number in range(6, 10)]
+    assert [state.priority for state in again[:3]] == [state.priority for state in mine[:3]]
+    assert again[3].priority > mine[-1].priority
+    order.end(again[1], 1.0)  # its place is free once more
+    assert placed(order, "a10", "a").priority == mine[1].priority
+    assert others[0].priority == mine[0].priority
+
+
+def test_places_that_virtual_time_has_passed_are_not_taken() -> None:
+    order = FairOrder()
+    order.learn(COSTS)
+    mine = [placed(order, f"a{number}", "a") for number in range(6)]
+    order.end(mine[0], 1.0)
+    order.learn_waits({"interactive": (mine_start_s(order, mine[3]), {})})
+    order.end(mine[4], 1.0)
+    assert placed(order, "again", "a").priority == mine[4].priority
+    assert placed(order, "later", "a").priority == mine[5].priority
+
+
+def mine_start_s(order: FairOrder, state: RequestState) -> float:
+    return order._places[state.request_id].start_s
+
+
 class Batching:
     """A fleet whose one engine computes 32 answers at a time, ten tokens of each in a step. The tenant "good" always has 64 requests."""
 

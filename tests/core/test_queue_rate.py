@@ -91,8 +91,8 @@ def slow_fleet(**settings: int) -> FleetState:
 def test_a_request_that_would_start_too_late_is_refused_at_once_with_the_time_that_the_queue_takes() -> None:
     fleet = slow_fleet()
     assert list(fleet.waiting) == ["w10", "w11"]
-    assert run(fleet, by("in-time", 12.4), now=9.0) == []
-    (refusal,) = run(fleet, by("late", 13.4), now=9.0)
+    assert run(fleet, by("in-time", 12.8), now=9.0) == []
+    (refusal,) = run(fleet, by("late", 13.9), now=9.0)
     assert isinstance(refusal, FailRequest)
     error = refusal.error
     assert isinstance(error, CannotStartInTime)
