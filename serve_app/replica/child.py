@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -153,6 +155,8 @@ class EngineChild:
                 transport.close()
         if self._process is None:
             return
+        with contextlib.suppress(ProcessLookupError):  # a process that is stopped would not see the end of the pipe
+            os.kill(self._process.pid, signal.SIGCONT)
         try:
             await asyncio.wait_for(self._process.wait(), grace_s)
         except TimeoutError:

@@ -1,5 +1,6 @@
 """The engine core process starts and ends here. ``engine_core.py`` has the engine itself."""
 
+import ctypes
 import signal
 import socket
 import sys
@@ -12,6 +13,8 @@ from serve_app.host.vllm_start import inspect_models_here, without_collection
 from serve_app.replica import pipe
 from serve_app.replica.process_group import end_own_group
 from serve_app.replica.supervisor_watch import SupervisorWatch
+
+_PR_SET_PDEATHSIG = 1
 
 
 def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> None:
@@ -57,6 +60,8 @@ def lead(sock: socket.socket) -> None:
 
 def main() -> None:
     """Run the process; argument 1 is the file descriptor of the pipe."""
+    # A process that is stopped does not see that the pipe has closed: the kernel continues it when its supervisor ends.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     lead(socket.socket(fileno=int(sys.argv[1])))
 
 

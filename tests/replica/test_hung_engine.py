@@ -112,6 +112,12 @@ def test_an_engine_core_leaves_ctrl_c_and_sigterm_to_its_supervisor_and_is_kille
     pair.until_gone()
 
 
+def test_an_engine_core_that_is_stopped_ends_with_its_supervisor(pair: Pair) -> None:
+    stop_engine_core(pair)
+    pair.supervisor.kill()
+    pair.until_gone()
+
+
 def block(pair: Pair) -> None:
     pair.tell("block")
 

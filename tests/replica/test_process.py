@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -124,6 +125,20 @@ async def test_what_an_engine_measured_of_itself_comes_with_its_start(tmp_path: 
     assert (ready.measured.step_s, ready.measured.prompt_token_error_s) == (0.03, 3e-5)
     await process.stop()
     assert is_gone(process)
+
+
+@in_loop
+async def test_an_engine_that_is_stopped_ends_by_itself_with_its_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = engine()
+    env = environment(tmp_path, READY + MEASURED + HANGS)
+    await process.start(MODEL, once_ready(tmp_path), environment=env, timeout_s=60.0, max_frame_bytes=1 << 20)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    await process.stop()
+    assert is_gone(process)
+    assert not [record for record in caplog.records if "did not end by itself" in record.getMessage()]
 
 
 @in_loop
