@@ -266,6 +266,7 @@ def engine_environment(model: ModelSettings, inherited: Mapping[str, str]) -> di
         env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     if model.needs_nixl():
         env.update(model.kv.environment())
+        env.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")  # as vLLM does where NIXL is not imported before its connector
         if model.device == "cpu":
             env.setdefault("UCX_TLS", "tcp,sm,self")  # UCX would look for devices that the machine may lack
     return {**env, **model.env}

@@ -8,6 +8,7 @@ from serve_app.engine_args import (
     INGRESS_ENVIRONMENT,
     ITL_TARGET_S,
     KV_LEASE_S,
+    NIXL_WORKER,
     NO_DOMAIN,
     PROCESS_ENVIRONMENT,
     SIMULATED_EXECUTOR,
@@ -178,6 +179,18 @@ def test_an_engine_that_moves_kv_has_a_connector_with_an_id_of_its_own(device: s
     assert "kv_transfer_config" not in engine_core_args(model(device=device, gpus_per_replica=gpus), "/models/tiny")
     assert engine_environment(moves, INHERITED).get("UCX_TLS") == ("tcp,sm,self" if device == "cpu" else None)
     assert engine_environment(moves, {**INHERITED, "UCX_TLS": "all"})["UCX_TLS"] == "all"
+
+
+def test_workers_of_cpu_engines_that_move_kv_import_the_longest_wait_of_nixl() -> None:
+    def worker(**settings: Any) -> object:
+        return engine_core_args(model(**settings), "/models/tiny").get("worker_extension_cls")
+
+    nixl = {"transfer": "nixl"}
+    assert worker(kv=nixl) == NIXL_WORKER
+    assert worker(kv=nixl, engine_args={"worker_extension_cls": "own.Worker"}) == "own.Worker"
+    assert [worker(), worker(kv=nixl, device="cuda", gpus_per_replica=1), worker(kv=nixl, simulated=SIMULATED)] == [
+        None
+    ] * 3
 
 
 def test_an_engine_on_gpus_keeps_kv_in_the_nodes_memory() -> None:

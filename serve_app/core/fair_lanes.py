@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, nsmallest
+from heapq import heappop, heappush, nsmallest
 
 from serve_app.core.queue_rate import QueueRate
 from serve_app.core.usual_costs import UsualCosts
@@ -52,7 +52,7 @@ class Account(Queue):
     finish_s: float = 0.0
     """When its requests so far are finished, by what they cost or are expected to cost."""
     tag_s: float = 0.0
-    """The latest tag: while requests wait, a later one gets no lower tag."""
+    """The latest tag: while requests wait, a later one gets no lower tag, unless it takes free time."""
     latest: "Place | None" = None
     """Its latest request."""
     waiting: "OrderedDict[Place, None]" = field(default_factory=OrderedDict)
@@ -67,17 +67,29 @@ class Account(Queue):
     unreported_s: float = 0.0
     """Virtual seconds charged since the last report that the lease board has answered."""
 
-    free_starts_s: list[float] = field(default_factory=list)
-    """A heap of the starts of requests that gave up before others of the tenant, while requests wait. Later requests take them: else no
-    request would have a tag there, virtual time would leap to the next one, and the tenant would lose that part of its share."""
+    free_s: list[tuple[float, float]] = field(default_factory=list)
+    """A heap of starts and lengths: the virtual time of requests that gave up before others of the tenant, while requests wait. Later
+    requests take it. Otherwise no request would have a tag there, virtual time would leap over it, and the tenant would lose it."""
 
-    def pop_free_start(self, virtual_s: float) -> float | None:
-        """Return the first free start that virtual time has not passed; None if there is none, or no time left before the latest tag."""
-        while self.free_starts_s and self.finish_s <= self.tag_s:
-            if (start_s := heappop(self.free_starts_s)) >= virtual_s:
-                return start_s
-        self.free_starts_s.clear()
-        return None
+    def take_free(self, needed_s: float, virtual_s: float) -> float | None:
+        """Take the first free time of this length, in one piece or several, and return its end; None if less is free.
+
+        What virtual time has passed is lost. No more is given than the tenant is charged less than its latest tag says.
+        """
+        pieces: list[tuple[float, float]] = []
+        while needed_s > 0.0 and self.free_s and self.finish_s <= self.tag_s:
+            start_s, length_s = heappop(self.free_s)
+            if start_s >= virtual_s:
+                pieces.append((start_s, length_s))
+                needed_s -= length_s
+        if needed_s > 0.0:
+            for piece in pieces:
+                heappush(self.free_s, piece)
+            return None
+        end_s = sum(pieces[-1]) + needed_s
+        if needed_s < 0.0:
+            heappush(self.free_s, (end_s, -needed_s))
+        return end_s
 
     def charge(self, seconds: float) -> None:
         """Charge the tenant for GPU-seconds. A negative number gives some back."""
@@ -95,7 +107,7 @@ class Place:
     expected_s: float
     prompt_s: float
     earlier_tag_s: float | None
-    """The tenant's latest tag before it; None if it took a free start."""
+    """The tenant's latest tag before it; None if it took free time."""
     waits: bool = True
 
 

@@ -31,7 +31,7 @@ from serve_app.core.usual_costs import GUESS, LATEST, RUNNING, answer_cost_s
 from serve_app.core.wait_margin import LEAST_MARGIN
 
 _LEAST_S = 1e-6
-"""No request costs less, so that the tags of a tenant are in the order of arrival."""
+"""No request costs less, so that the tags of a tenant differ."""
 _BEHIND = 5
 """Usual requests by which a tenant may be behind virtual time before its requests leave the replicas that have their prefixes cached."""
 _NEARLY_ALL = 0.9
@@ -75,7 +75,7 @@ class FairOrder:
             self._change_weight(account, lane, weight)
         if not account.num_waiting:
             account.tag_s = account.reached_s = 0.0
-            account.free_starts_s.clear()
+            account.free_s.clear()
             account.rate.note(0, is_waiting=lane.is_full, now=now, virtual_s=lane.virtual_s)
             lane.active[account] = None
             lane.weights += weight
@@ -89,18 +89,20 @@ class FairOrder:
         lane.num_waiting += 1
         account.finish_s = max(lane.virtual_s, account.finish_s)  # time for which the tenant did not ask is not saved up
         account.charge(expected_s)
-        if (start_s := account.pop_free_start(lane.virtual_s)) is None:
-            earlier_s, account.tag_s = account.tag_s, max(account.finish_s, account.tag_s)
-            start_s = account.tag_s - expected_s / account.weight
-        else:
-            earlier_s = None
+        needed_s, earlier_s = expected_s / account.weight, None
+        if (tag_s := account.take_free(needed_s, lane.virtual_s)) is None:
+            earlier_s, tag_s = account.tag_s, max(account.finish_s, account.tag_s)
+            account.tag_s = tag_s
+        start_s = tag_s - needed_s
         # Without keys all requests are of one account, which has nobody to give way to.
         ahead = tenant != "" and lane.usual_s > 0.0 and start_s > lane.ahead_from_s(account)
-        request.priority = tag_of(priority, start_s + expected_s / account.weight, is_ahead=ahead)
+        request.priority = tag_of(priority, tag_s, is_ahead=ahead)
         request.gives_way = ahead or priority != "interactive"
         place = Place(lane, account, start_s, expected_s, prompt_s, earlier_s)
         self._places[request.request_id] = account.latest = place
         account.waiting[place] = None
+        if start_s < next(iter(account.waiting)).start_s:
+            account.waiting.move_to_end(place, last=False)
         request.spreads = self._is_behind(account, lane)
         request.number = self._number = self._number + 1
 
@@ -114,6 +116,7 @@ class FairOrder:
         if account.latest is not None:
             account.finish_s = lane.virtual_s + (account.finish_s - lane.virtual_s) * account.weight / weight
         account.weight = weight
+        account.free_s.clear()
 
     def _is_behind(self, account: Account, lane: Lane) -> bool:
         """Return whether engines start requests of others that are due much later than this tenant's next one."""
@@ -179,7 +182,7 @@ class FairOrder:
             if account.latest is place and place.earlier_tag_s is not None:
                 account.tag_s = place.earlier_tag_s
             elif place.waits:
-                heappush(account.free_starts_s, place.start_s)
+                heappush(account.free_s, (place.start_s, place.expected_s / account.weight))
         if place.waits:
             account.margin.learn(request, now, has_begun=is_answered)
             self._leave_queue(place, int(is_answered), now)
@@ -234,10 +237,10 @@ class FairOrder:
     def _waits_s(self, place: Place, now: float) -> tuple[float, ...]:
         """Return the expected waits of the tenant's latest request, the most probable one first; none if engines have room.
 
-        The tenant's own starts of the last seconds show it best, if it waits at this ingress alone. So does the pace of virtual time: in a
-        virtual second, the tenant's waiting requests get its weight in GPU-seconds. The pace shows what all others ask for, also those
-        that do not wait just now, but leaps where many requests have given up. Until one is known, each tenant that waits is expected to
-        have its share. Its share of the starts is not that of its weight: a tenant of long answers starts fewer.
+        The tenant's starts of the last ten seconds show it best, if it waits at this ingress alone. The pace of virtual time shows it, too:
+        in a virtual second, the tenant's waiting requests get its weight in GPU-seconds. It counts what all others ask for, also those
+        that do not wait just now, but leaps where many requests have given up. Until one of both is known, each tenant that waits is
+        expected to have its share. Its share of the starts is not that of its weight: a tenant of long answers starts fewer.
         """
         lane, account = place.lane, place.account
         if not lane.is_full:
@@ -259,7 +262,7 @@ class FairOrder:
         if lane.begun_s is None:
             return ()
         by_share_s = account.waiting_s / (per_second * lane.begun_s * account.weight / lane.weights)
-        return (min(by_share_s, *by_starts_s),) if by_starts_s else (by_share_s,)
+        return (min((by_share_s, *by_starts_s)),)
 
     def _wait_by_costs_s(self, lane: Lane, account: Account) -> tuple[float, ...]:
         """Return how long the tenant's requests wait if each replica computes a GPU-second in a second; none while costs are unknown."""

@@ -15,6 +15,7 @@ _SLOT_S = 0.5
 _ENOUGH = ((5, 3.0), (50, 1.0))
 """Starts, and seconds, that show a rate. Fewer do not, because answers that began together end together."""
 _SEVERAL = 8
+"""Starts in the window that show how fast one tenant's requests begin."""
 _ENOUGH_FOR_PACE = 50
 """Starts in the window that show how fast virtual time passes. It is a mean of few starts, and jumps with each long request."""
 _JITTER = 0.1

@@ -77,7 +77,7 @@ class Refusals:
 
     def too_late(self, request: RequestState, now: float, start_s: float = 0.0) -> CannotStartInTime:
         """Return the error of a request that starts too late for its limit. ``start_s``: seconds that were added to it."""
-        expected_s = self._expected_wait_s(request, now) or 0.0
+        expected_s = (None if self._is_ending() else self._order.longest_wait_s(request, now)) or 0.0
         waiting = self._order.num_ahead(request)
         waited_s, retry_after_s = now - request.arrived_at, self._retry_after_s(request, now)
         if request.start_by is not None:

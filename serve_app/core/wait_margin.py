@@ -1,6 +1,6 @@
 """`WaitMargin` learns by how much one tenant's requests wait longer than expected, so that few admitted ones begin too late. Pure.
 
-Expected waits are right on average, and half of all requests wait longer. The margin follows a high quantile of true wait / expected wait
+The longest expected wait is still too short for some requests. The margin follows a high quantile of true wait / expected wait
 by steps, up for each request above the margin and down for each one below. It only counts for admission: Retry-After has none of it.
 """
 

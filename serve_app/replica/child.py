@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -156,7 +155,7 @@ class EngineChild:
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):  # a process that is stopped would not see the end of the pipe
-            os.kill(self._process.pid, signal.SIGCONT)
+            self._process.send_signal(signal.SIGCONT)
         try:
             await asyncio.wait_for(self._process.wait(), grace_s)
         except TimeoutError:

@@ -63,6 +63,11 @@ class ForkedProcess:
         os.close(self._pidfd)
         self._ended.set_result(None)
 
+    def send_signal(self, number: int) -> None:
+        """Send the process a signal, unless it has ended."""
+        if not self._ended.done():
+            signal.pidfd_send_signal(self._pidfd, number)
+
     async def wait(self) -> None:
         """Wait until the process has ended."""
         await asyncio.shield(self._ended)

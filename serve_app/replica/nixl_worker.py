@@ -1,7 +1,7 @@
 """vLLM imports this module in each worker of a CPU engine that moves KV, so that NIXL waits for events instead of polling.
 
-NIXL 1.5.1 has its progress thread look at its sockets again at once, so that an idle engine keeps a core busy. CPU engines need it for
-answers. With a longest wait, the thread sleeps until an event comes: an idle agent takes 2 % of a core, and reads take no longer.
+NIXL 1.5.1 has its progress thread look at its sockets again at once, so that an idle engine keeps a core busy, which the engine's steps
+lack. With a longest wait, the thread sleeps until an event comes: an idle agent takes 2 % of a core, and reads take no longer.
 """
 
 from typing import Any

@@ -186,34 +186,54 @@ def test_tenants_of_long_and_of_short_answers_are_told_how_long_they_wait() -> N
     assert [statistics.median(each) for each in errors.values()] == pytest.approx([1.0, 1.0], abs=0.25)
 
 
-def test_a_tenants_later_requests_take_the_places_of_those_that_gave_up() -> None:
+def start_s(order: FairOrder, state: RequestState) -> float:
+    return order._places[state.request_id].start_s
+
+
+def backlog() -> tuple[FairOrder, list[RequestState]]:
     order = FairOrder()
     order.learn(COSTS)
-    mine = [placed(order, f"a{number}", "a") for number in range(6)]
-    others = [placed(order, f"b{number}", "b") for number in range(6)]
+    return order, [placed(order, f"a{number}", "a") for number in range(6)]
+
+
+def test_a_tenants_later_requests_take_the_time_of_those_that_gave_up() -> None:
+    order, mine = backlog()
     for state in mine[:3]:
         order.end(state, 1.0)
-    again = [placed(order, f"a{number}", "a") for number in range(6, 10)]
+    again = [placed(order, f"again{number}", "a") for number in range(4)]
     assert [state.priority for state in again[:3]] == [state.priority for state in mine[:3]]
     assert again[3].priority > mine[-1].priority
-    order.end(again[1], 1.0)  # its place is free once more
-    assert placed(order, "a10", "a").priority == mine[1].priority
-    assert others[0].priority == mine[0].priority
+    order.end(again[1], 1.0)
+    assert placed(order, "once more", "a").priority == mine[1].priority
 
 
-def test_places_that_virtual_time_has_passed_are_not_taken() -> None:
-    order = FairOrder()
-    order.learn(COSTS)
-    mine = [placed(order, f"a{number}", "a") for number in range(6)]
+def test_a_request_that_needs_more_takes_the_time_of_several_and_one_that_needs_too_much_takes_none() -> None:
+    order, mine = backlog()
+    for state in mine[:3]:
+        order.end(state, 1.0)
+    large, larger = (request(name, prompt_tokens=tokens, max_tokens=10) for name, tokens in (("large", 160), ("larger", 1000)))
+    order.place(larger, "a", 1.0, "interactive", 1.0)
+    assert larger.priority > mine[-1].priority
+    order.end(larger, 1.0)  # as if it were refused
+    order.place(large, "a", 1.0, "interactive", 1.0)
+    assert mine[1].priority < large.priority < mine[2].priority
+    assert placed(order, "a6", "a").priority > mine[-1].priority, "less than its cost is left"
+
+
+def test_time_that_virtual_time_has_passed_is_not_taken() -> None:
+    order, mine = backlog()
     order.end(mine[0], 1.0)
-    order.learn_waits({"interactive": (mine_start_s(order, mine[3]), {})})
+    order.learn_waits({"interactive": (start_s(order, mine[3]), {})})
     order.end(mine[4], 1.0)
     assert placed(order, "again", "a").priority == mine[4].priority
     assert placed(order, "later", "a").priority == mine[5].priority
 
 
-def mine_start_s(order: FairOrder, state: RequestState) -> float:
-    return order._places[state.request_id].start_s
+def test_a_change_of_weight_ends_free_time() -> None:
+    order, mine = backlog()
+    for state in mine[:3]:
+        order.end(state, 1.0)
+    assert placed(order, "again", "a", weight=2.0).priority >= mine[-1].priority
 
 
 class Batching:
