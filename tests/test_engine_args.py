@@ -188,9 +188,7 @@ def test_workers_of_cpu_engines_that_move_kv_import_the_longest_wait_of_nixl() -
     nixl = {"transfer": "nixl"}
     assert worker(kv=nixl) == NIXL_WORKER
     assert worker(kv=nixl, engine_args={"worker_extension_cls": "own.Worker"}) == "own.Worker"
-    assert [worker(), worker(kv=nixl, device="cuda", gpus_per_replica=1), worker(kv=nixl, simulated=SIMULATED)] == [
-        None
-    ] * 3
+    assert [worker(), worker(kv=nixl, device="cuda", gpus_per_replica=1), worker(kv=nixl, simulated=SIMULATED)] == [None] * 3
 
 
 def test_an_engine_on_gpus_keeps_kv_in_the_nodes_memory() -> None:
