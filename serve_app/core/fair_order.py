@@ -181,7 +181,7 @@ class FairOrder:
             cost_s = place.prompt_s if prompt_begun else 0.0
             if account.latest is place and place.earlier_tag_s is not None:
                 account.tag_s = place.earlier_tag_s
-            elif place.waits:
+            elif place.waits and account.tenant:  # without keys all start in the order of arrival
                 heappush(account.free_s, (place.start_s, place.expected_s / account.weight))
         if place.waits:
             account.margin.learn(request, now, has_begun=is_answered)

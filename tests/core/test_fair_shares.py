@@ -220,6 +220,13 @@ def test_a_request_that_needs_more_takes_the_time_of_several_and_one_that_needs_
     assert placed(order, "a6", "a").priority > mine[-1].priority, "less than its cost is left"
 
 
+def test_requests_without_a_tenant_take_no_time_of_those_that_gave_up() -> None:
+    order = FairOrder()
+    mine = [placed(order, f"r{number}") for number in range(6)]
+    order.end(mine[1], 1.0)
+    assert placed(order, "later").priority >= mine[-1].priority
+
+
 def test_time_that_virtual_time_has_passed_is_not_taken() -> None:
     order, mine = backlog()
     order.end(mine[0], 1.0)
