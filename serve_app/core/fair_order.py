@@ -7,10 +7,11 @@ finished, if its tenant always had its share. The engines and the ingress's own 
 
 Virtual time is the mean start of the requests that had their first token lately, and each start moves it by at least a part of its cost
 (`fair_lanes.py`). A tenant that asks little starts at the virtual time, so it goes before the backlog of one that asks for more than its
-share, and one that comes anew starts level. GPU-seconds are expected at arrival, from the prompt and from the tenant's earlier requests.
-They are raised while an answer is longer than expected, and corrected at its end. Nothing waits while an engine has room. Requests of a
-tenant that is far ahead of its share have tags that make them give way in the engines (`fair_tags.py`). A tenant that is behind, because
-its requests wait at few replicas, has further ones spread by load.
+share, and one that comes anew starts level. A tenant's later requests take the virtual time of those that gave up. GPU-seconds are
+expected at arrival, from the prompt and from the tenant's earlier requests. They are raised while an answer is longer than expected, and
+corrected at its end. Nothing waits while an engine has room. Requests of a tenant that is far ahead of its share have tags that make them
+give way in the engines (`fair_tags.py`). A tenant that is behind, because its requests wait at few replicas, has further ones spread by
+load.
 
 Requests of several ingresses meet in the engines. Once a second the ingresses exchange their virtual times, what they have charged each
 tenant since, and what waits for it (`order_board.py`). A charge moves the tenant's finish at all ingresses.
@@ -75,7 +76,6 @@ class FairOrder:
             self._change_weight(account, lane, weight)
         if not account.num_waiting:
             account.tag_s = account.reached_s = 0.0
-            account.free_s.clear()
             account.rate.note(0, is_waiting=lane.is_full, now=now, virtual_s=lane.virtual_s)
             lane.active[account] = None
             lane.weights += weight
@@ -333,6 +333,7 @@ class FairOrder:
         lane.num_waiting -= 1
         account.waiting_s = account.waiting_s - place.expected_s if account.num_waiting else 0.0  # no rest of rounding
         if not account.num_waiting:
+            account.free_s.clear()
             del lane.active[account]
             lane.weights = lane.weights - account.weight if lane.num_waiting else 0.0
         if num_begun:

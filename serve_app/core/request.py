@@ -110,7 +110,7 @@ class RequestState:
     expected_by: float | None = None
     """When its first token should come, by what is known at its arrival; None if that does not matter."""
     expected_wait_s: float | None = None
-    """How long it was expected to wait when it was admitted; None if that was not known or if nothing limits its wait."""
+    """How long it was expected to wait at most when it was admitted; None if that was not known or if nothing limits its wait."""
     outstanding_tokens: int = 0
     prefill_tokens: int = 0
     """Tokens of the prompt that the present attempt has probably still to compute; 0 after its first token."""
