@@ -66,7 +66,6 @@ class Account(Queue):
     later than the start of its first waiting request."""
     unreported_s: float = 0.0
     """Virtual seconds charged since the last report that the lease board has answered."""
-
     free_s: list[tuple[float, float]] = field(default_factory=list)
     """A heap of starts and lengths: the virtual time of requests that gave up before others of the tenant, while requests wait. Later
     requests take it. Otherwise no request would have a tag there, virtual time would leap over it, and the tenant would lose it."""
@@ -74,7 +73,7 @@ class Account(Queue):
     def take_free(self, needed_s: float, virtual_s: float) -> float | None:
         """Take the first free time of this length, in one piece or several, and return its end; None if less is free.
 
-        What virtual time has passed is lost. No more is given than the tenant is charged less than its latest tag says.
+        Free time that virtual time has passed is lost. Nothing is taken once all that the tenant is charged ends after its latest tag.
         """
         pieces: list[tuple[float, float]] = []
         while needed_s > 0.0 and self.free_s and self.finish_s <= self.tag_s:

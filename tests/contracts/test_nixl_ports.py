@@ -1,6 +1,6 @@
 """NIXL's UCX listens only on the ports that `KvSettings` gives it, which firewalls and the chart's network policy name.
 
-The agents of CPU engines wait for events.
+NIXL's agents in CPU engines have a longest wait.
 """
 
 import json
@@ -49,7 +49,7 @@ print(*[config.pthrDelay for config in configs])
 """
 
 
-def test_the_agent_of_a_cpu_engine_waits_for_events() -> None:
+def test_the_agent_of_a_cpu_engine_has_a_longest_wait() -> None:
     environment = {**os.environ, "UCX_TLS": "tcp,sm,self"}
     done = subprocess.run([sys.executable, "-c", WAITS], env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines()[-1] == "1000"
